@@ -1,0 +1,127 @@
+# Everything a checkout needs, on a machine that has nothing but Rust (stable) and Python >= 3.10.
+#
+#   PYTHON         the interpreter to build the virtual environment with    (python3)
+#   HYPATIA_VENV   where that environment lives                             (.venv)
+#   JOBS           processes that the Python suites run in                  (2)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+HYPATIA_VENV ?= .venv
+JOBS ?= 2
+REQUIREMENTS ?= requirements/dev.txt
+
+MIN_PYTHON := 3.10
+MIN_RUST := $(shell sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
+
+BIN := $(abspath $(HYPATIA_VENV))/bin
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+RUST_SOURCES := $(shell find crates -path '*/src/*' -type f -o -name Cargo.toml) Cargo.toml Cargo.lock
+
+# Cargo and the extension build must see the same interpreter, or pyo3 is compiled again and again.
+export PYO3_PYTHON := $(BIN)/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+##@ Start here
+
+.PHONY: demo
+demo: build ## set everything up, then compile a model and show what was done to it
+	@$(BIN)/python -m hypatia.demo
+
+.PHONY: test
+test: build check-format lint test-rust test-python ## set everything up, then formatting, lints, Rust and Python tests
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z][a-z-]*:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Build
+
+.PHONY: build
+build: $(HYPATIA_VENV)/.native ## make the environment and build the extension into it (release)
+
+.PHONY: wheel
+wheel: $(HYPATIA_VENV)/.requirements ## build a wheel into dist/
+	@$(BIN)/maturin build --release --out dist
+
+.PHONY: docs
+docs: build ## regenerate the tables of ops and rules in docs/
+	@$(BIN)/python docs/generate.py
+
+.PHONY: clean
+clean: ## remove what was built (the environments stay; `rm -r .venv*` removes those)
+	@rm -rf target dist bench/out .pytest_cache .ruff_cache .hypothesis
+	@rm -f python/hypatia/*.so $(HYPATIA_VENV)/.native .venv-oldest/.native
+	@find python tests bench docs -name __pycache__ -prune -exec rm -rf {} +
+
+##@ Check
+
+.PHONY: fmt
+fmt: $(HYPATIA_VENV)/.requirements ## format Rust and Python, and mend what the lints can mend
+	@cargo fmt --all
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format --quiet .
+
+.PHONY: check-format
+check-format: $(HYPATIA_VENV)/.requirements ## check the formatting of Rust and Python
+	@cargo fmt --all --check
+	@$(BIN)/ruff format --check .
+
+.PHONY: lint
+lint: $(HYPATIA_VENV)/.requirements ## clippy and ruff; a warning is an error
+	@cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(BIN)/ruff check .
+
+.PHONY: test-rust
+test-rust: | toolchain ## Rust tests (the binding crate has none: its tests are the Python ones)
+	@cargo test --workspace --exclude hypatia-py --locked
+
+.PHONY: test-python
+test-python: build ## Python tests: a tenth of the op database and the quick part of the zoo among them
+	@$(PYTEST)
+
+##@ Full suites
+
+.PHONY: test-opinfo
+test-opinfo: build ## all of PyTorch's op database; summary in bench/out/opinfo.{json,md}
+	@HYPATIA_OPINFO=all $(PYTEST) --dist worksteal tests/test_opinfo.py
+
+.PHONY: test-zoo
+test-zoo: build ## the whole zoo of architectures, slow ones included
+	@$(PYTEST) -m "slow or not slow" tests/test_zoo.py
+
+.PHONY: test-torch-oldest
+test-torch-oldest: ## the Python tests on the oldest torch that is supported
+	@$(MAKE) --no-print-directory test-python HYPATIA_VENV=.venv-oldest REQUIREMENTS=requirements/oldest.txt
+
+.PHONY: bench-compile
+bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
+	@$(BIN)/python bench/compile.py
+
+# What the targets above stand on.
+
+.PHONY: toolchain
+toolchain:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' 2>/dev/null \
+		|| { echo "error: Python $(MIN_PYTHON) or newer is needed, and '$(PYTHON)' is missing or older (set PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+		|| { echo "error: '$(PYTHON)' lacks the module venv or ensurepip (a system package such as python3-venv has them)" >&2; exit 1; }
+	@found=$$(cargo --version 2>/dev/null | cut -d' ' -f2) || true; \
+		[ -n "$$found" ] && printf '%s\n' "$(MIN_RUST)" "$$found" | sort -CV \
+		|| { echo "error: Rust $(MIN_RUST) or newer is needed, and cargo is $${found:-missing} (rustup installs or updates it)" >&2; exit 1; }
+
+$(HYPATIA_VENV)/.requirements: $(REQUIREMENTS) requirements/common.txt | toolchain
+	@echo "installing $(REQUIREMENTS) into $(HYPATIA_VENV)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(HYPATIA_VENV)
+	@$(BIN)/python -m pip install --quiet -r $(REQUIREMENTS)
+	@touch $@
+
+$(HYPATIA_VENV)/.native: $(HYPATIA_VENV)/.requirements $(RUST_SOURCES) pyproject.toml | toolchain
+	@echo "building the extension"
+	@VIRTUAL_ENV=$(abspath $(HYPATIA_VENV)) $(BIN)/maturin develop --release --quiet
+	@touch $@

@@ -1,0 +1,198 @@
+//! What a kernel costs on a target: a roofline of arithmetic and memory traffic plus the
+//! price of a launch. Measured times can replace it, op by op.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dim::Dim;
+use crate::ops::{Args, Check, Meaning, OpId, table};
+use crate::ty::{DType, Ty};
+
+/// How the work of an op grows with its operands.
+#[derive(Clone, Copy)]
+pub enum Cost {
+    /// Nothing at all.
+    Free,
+    /// No kernel: a new view of the same memory.
+    View,
+    /// One pass over the operands, this many operations per element of the result.
+    Map(f64),
+    /// One pass over the operands, this many operations per element of the largest operand.
+    Reduce(f64),
+    /// Multiply-adds on matrix units: the function gives their number.
+    Matrix(fn(&Args, &Ty) -> Check<Dim>),
+    /// Memory traffic of reading and writing the result only, however large the operands.
+    Gather,
+}
+
+/// The work of one node.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    /// Operations on vector units.
+    pub vector: f64,
+    /// Operations on matrix units.
+    pub matrix: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+    /// Kernels launched.
+    pub launches: f64,
+    /// Views made.
+    pub views: f64,
+    /// The widest floating type decides the speed of matrix units.
+    pub wide: bool,
+}
+
+/// A machine, as the cost model sees it. Rates are per microsecond.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Name for options and reports.
+    pub name: String,
+    /// Vector operations per microsecond.
+    pub vector: f64,
+    /// Matrix operations per microsecond in fp32.
+    pub matrix32: f64,
+    /// Matrix operations per microsecond in fp16 and bf16.
+    pub matrix16: f64,
+    /// Bytes per microsecond.
+    pub bandwidth: f64,
+    /// Microseconds to launch a kernel.
+    pub launch: f64,
+    /// Microseconds to make a view.
+    pub view: f64,
+}
+
+impl Target {
+    /// The targets that ship with the compiler.
+    pub fn all() -> [Target; 3] {
+        let target = |name: &str, vector, matrix32, matrix16, bandwidth, launch, view| Target {
+            name: name.into(),
+            vector,
+            matrix32,
+            matrix16,
+            bandwidth,
+            launch,
+            view,
+        };
+        [
+            target("cpu", 2.0e4, 2.0e5, 6.3e5, 2.0e4, 2.0, 0.5),
+            target("h200", 3.0e7, 5.0e7, 7.8e8, 4.3e6, 4.0, 1.0),
+            target("gpu", 1.0e7, 2.0e7, 1.5e8, 1.0e6, 5.0, 1.0),
+        ]
+    }
+
+    /// A target by name.
+    pub fn named(name: &str) -> Option<Target> {
+        Target::all().into_iter().find(|t| t.name == name)
+    }
+
+    /// Microseconds that some work takes here.
+    pub fn time(&self, work: &Work) -> f64 {
+        if work.launches == 0.0 {
+            return work.views * self.view;
+        }
+        let matrix_rate = if work.wide { self.matrix32 } else { self.matrix16 };
+        let arithmetic = work.vector / self.vector + work.matrix / matrix_rate;
+        work.launches * self.launch + arithmetic.max(work.bytes / self.bandwidth)
+    }
+}
+
+/// Values for symbolic sizes, used for costs only.
+pub type Hints<'a> = &'a dyn Fn(&str) -> i64;
+
+fn numel(ty: &Ty, hints: Hints) -> f64 {
+    match ty {
+        Ty::Tensor(t) => t.shape.iter().map(|d| d.value(hints).max(0) as f64).product(),
+        Ty::Tuple(ts) => ts.iter().map(|t| numel(t, hints)).sum(),
+        _ => 0.0,
+    }
+}
+
+/// Bytes that a value occupies.
+pub fn bytes(ty: &Ty, hints: Hints) -> f64 {
+    match ty {
+        Ty::Tensor(t) => numel(ty, hints) * t.dtype.size() as f64,
+        Ty::Tuple(ts) => ts.iter().map(|t| bytes(t, hints)).sum(),
+        _ => 0.0,
+    }
+}
+
+fn traffic(operands: &[Ty], out: &Ty, hints: Hints) -> f64 {
+    // An operand read twice by one kernel comes from cache the second time.
+    let mut read = 0.0;
+    for ty in operands {
+        read += bytes(ty, hints);
+    }
+    read + bytes(out, hints)
+}
+
+/// The work of an op on operands of these types.
+pub fn work(op: OpId, operands: &[Ty], out: &Ty, hints: Hints) -> Work {
+    let row = table().row(op);
+    let wide = operands
+        .iter()
+        .chain([out])
+        .filter_map(Ty::tensor)
+        .any(|t| matches!(t.dtype, DType::F32 | DType::F64));
+    match &row.meaning {
+        Meaning::Primitive { cost, .. } => {
+            let mut work = Work {
+                wide,
+                launches: 1.0,
+                bytes: traffic(operands, out, hints),
+                ..Work::default()
+            };
+            match cost {
+                Cost::Free => return Work::default(),
+                Cost::View => {
+                    return Work {
+                        views: 1.0,
+                        ..Work::default()
+                    };
+                }
+                Cost::Map(k) => work.vector = k * numel(out, hints),
+                Cost::Reduce(k) => {
+                    work.vector = k * operands.iter().map(|t| numel(t, hints)).fold(0.0, f64::max);
+                }
+                Cost::Matrix(f) => {
+                    work.matrix = 2.0 * f(&Args(operands), out).map_or(0.0, |d| d.value(hints) as f64);
+                }
+                Cost::Gather => work.bytes = 2.0 * bytes(out, hints),
+            }
+            work
+        }
+        Meaning::Defined(_) => match crate::ir::define::inner_work(op, operands, hints) {
+            Ok(inner) => Work {
+                bytes: traffic(operands, out, hints),
+                launches: inner.launches.max(1.0),
+                wide,
+                ..inner
+            },
+            // A definition that has no type here is never chosen.
+            Err(_) => Work {
+                bytes: f64::MAX,
+                launches: 1.0,
+                ..Work::default()
+            },
+        },
+    }
+}
+
+/// The work of an opaque call: one pass over its operands, and not less than a launch.
+pub fn opaque_work(operands: &[Ty], out: &Ty, hints: Hints) -> Work {
+    Work {
+        launches: 1.0,
+        bytes: traffic(operands, out, hints),
+        wide: true,
+        ..Work::default()
+    }
+}
+
+/// True when an op only makes a view.
+pub fn is_view(op: OpId) -> bool {
+    matches!(
+        table().row(op).meaning,
+        Meaning::Primitive {
+            cost: Cost::View | Cost::Free,
+            ..
+        }
+    )
+}

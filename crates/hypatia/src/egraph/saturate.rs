@@ -1,0 +1,107 @@
+//! Saturation in phases, limited by the number of nodes: the same program gives the same
+//! e-graph on every machine.
+
+use std::collections::BTreeMap;
+
+use super::EGraph;
+use crate::rules::{Action, Numerics, Phase, Rule, rules};
+
+/// How far to search.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Nodes in the e-graph beyond those of the program.
+    pub nodes: usize,
+    /// Rounds of one phase.
+    pub rounds: usize,
+    /// The loosest numerics that a rule may have.
+    pub numerics: Numerics,
+    /// Rules that are switched off, by name.
+    pub without: Vec<String>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            nodes: 20_000,
+            rounds: 12,
+            numerics: Numerics::Reassoc,
+            without: vec![],
+        }
+    }
+}
+
+impl Limits {
+    fn allows(&self, rule: &Rule) -> bool {
+        rule.numerics <= self.numerics && !self.without.iter().any(|n| n == rule.name)
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, Default)]
+pub struct Stats {
+    /// New equalities by rule.
+    pub fired: BTreeMap<&'static str, usize>,
+    /// Rounds over all phases.
+    pub rounds: usize,
+    /// The node limit stopped the search.
+    pub limited: bool,
+}
+
+/// Phases in order: what runs, how many rounds at most (none: as the limits say), and the share
+/// of the node limit that it may fill, so that fusion always has room.
+const SCHEDULE: [(&[Phase], Option<usize>, f64); 4] = [
+    (&[Phase::Canon], None, 0.5),
+    (&[Phase::Canon, Phase::Algebra], Some(6), 0.7),
+    (&[Phase::Merge], Some(1), 0.8),
+    (&[Phase::Canon, Phase::Fuse], Some(6), 1.0),
+];
+
+/// Grows the e-graph by the rules of this build.
+pub fn saturate(egraph: &mut EGraph, limits: &Limits) -> Stats {
+    saturate_with(egraph, limits, &rules().iter().collect::<Vec<_>>())
+}
+
+/// Grows the e-graph by the given rules.
+pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> Stats {
+    let mut stats = Stats::default();
+    let start = egraph.total_number_of_nodes();
+    egraph.rebuild();
+    for (phases, rounds, share) in SCHEDULE {
+        let limit = start + (limits.nodes as f64 * share) as usize;
+        let active: Vec<&&Rule> = rules
+            .iter()
+            .filter(|r| phases.contains(&r.phase) && limits.allows(r))
+            .collect();
+        for _ in 0..rounds.unwrap_or(limits.rounds) {
+            stats.rounds += 1;
+            let mut fired = 0;
+            for rule in &active {
+                let n = apply(egraph, rule, limit);
+                if n > 0 {
+                    *stats.fired.entry(rule.name).or_default() += n;
+                    egraph.rebuild();
+                }
+                fired += n;
+            }
+            if egraph.total_number_of_nodes() > limit {
+                stats.limited = true;
+                break;
+            }
+            if fired == 0 {
+                break;
+            }
+        }
+    }
+    stats
+}
+
+/// Applies one rule once; returns how many equalities are new.
+pub fn apply(egraph: &mut EGraph, rule: &Rule, limit: usize) -> usize {
+    if egraph.total_number_of_nodes() > limit {
+        return 0;
+    }
+    match &rule.action {
+        Action::Pattern(rewrites) => rewrites.iter().map(|r| r.apply(egraph, rule.name, limit)).sum(),
+        Action::Program(f) => f(egraph, rule),
+    }
+}

@@ -1,0 +1,483 @@
+//! Hand-made cases, random graphs against brute force, and a network for timing.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn original(cost: f64, children: &[usize]) -> Node {
+    Node {
+        cost,
+        children: children.to_vec(),
+        original: true,
+    }
+}
+
+fn rewrite(cost: f64, children: &[usize]) -> Node {
+    Node {
+        original: false,
+        ..original(cost, children)
+    }
+}
+
+fn graph(classes: Vec<Vec<Node>>, root: usize) -> Graph {
+    Graph {
+        classes: classes.into_iter().map(|nodes| Class { nodes }).collect(),
+        root,
+    }
+}
+
+fn run(graph: &Graph) -> Solution {
+    extract(graph, &patient()).expect("a valid graph")
+}
+
+/// Options under which a slow machine does not change a result.
+fn patient() -> Options {
+    Options {
+        ilp_deadline: Duration::from_secs(60),
+        ..Options::default()
+    }
+}
+
+fn without_ilp() -> Options {
+    Options {
+        use_ilp: false,
+        ..Options::default()
+    }
+}
+
+/// Input 0, products 1..=3 that may be slices of the merged product 4, and their sum 5.
+fn merged(cost: f64) -> Graph {
+    let product = || vec![original(5.0, &[0]), rewrite(0.1, &[4])];
+    let sum = vec![original(1.0, &[1, 2, 3])];
+    let classes = vec![
+        vec![original(0.0, &[])],
+        product(),
+        product(),
+        product(),
+        vec![rewrite(cost, &[0])],
+        sum,
+    ];
+    graph(classes, 5)
+}
+
+#[test]
+fn a_merged_product_that_greedy_rejects_is_taken_by_flip() {
+    let solution = extract(&merged(9.0), &without_ilp()).unwrap();
+    assert_eq!(solution.costs.tree_greedy, 16.0);
+    assert_eq!(solution.costs.dag_greedy, 16.0);
+    assert!((solution.cost - 10.3).abs() < 1e-9);
+    assert_eq!(solution.method, Method::GroupFlip);
+    assert_eq!(solution.choice, [Some(0), Some(1), Some(1), Some(1), Some(0), Some(0)]);
+    assert!(solution.ilp_optimal, "the split bound is met without the solver");
+}
+
+#[test]
+fn a_merged_product_that_does_not_pay_is_left() {
+    let solution = run(&merged(15.0));
+    assert_eq!(solution.method, Method::Original);
+    assert_eq!(solution.cost, 16.0);
+    assert_eq!(solution.choice[4], None);
+}
+
+#[test]
+fn users_are_found_through_views() {
+    // As above, but each slice is a view of a view: 1 ← 5 ← 4 and so on.
+    let product = |view| vec![original(5.0, &[0]), rewrite(0.0, &[view])];
+    let views = |a, b| [vec![rewrite(0.0, &[b])], vec![rewrite(a, &[4])]];
+    let [v5, v6] = views(0.0, 6);
+    let [v7, v8] = views(0.0, 8);
+    let [v9, v10] = views(0.0, 10);
+    let sum = vec![original(1.0, &[1, 2, 3])];
+    let classes = vec![
+        vec![original(0.0, &[])],
+        product(5),
+        product(7),
+        product(9),
+        vec![rewrite(9.0, &[0])],
+        v5,
+        v6,
+        v7,
+        v8,
+        v9,
+        v10,
+        sum,
+    ];
+    let solution = extract(&graph(classes, 11), &without_ilp()).unwrap();
+    assert_eq!(solution.cost, 10.0);
+    assert_eq!(solution.method, Method::GroupFlip);
+}
+
+#[test]
+fn shared_work_counts_once() {
+    // Two readers of one expensive class, and an alternative that avoids it for one of them.
+    let classes = vec![
+        vec![original(10.0, &[])],
+        vec![original(1.0, &[0]), rewrite(8.0, &[])],
+        vec![original(1.0, &[0])],
+        vec![original(1.0, &[1, 2, 1])],
+    ];
+    let solution = run(&graph(classes, 3));
+    assert_eq!(solution.cost, 13.0);
+    assert_eq!(solution.method, Method::Original);
+    assert!(solution.ilp_optimal);
+}
+
+#[test]
+fn cycles_are_broken_and_the_cheapest_way_around_them_is_found() {
+    // 1 and 2 are transposes of each other; the input computes 2 from 1, but 2 has a cheaper source.
+    let classes = vec![
+        vec![original(0.0, &[])],
+        vec![original(9.0, &[0]), rewrite(1.0, &[2])],
+        vec![original(1.0, &[1]), rewrite(2.0, &[0])],
+        vec![original(0.0, &[1, 2])],
+    ];
+    let solution = run(&graph(classes, 3));
+    assert_eq!(solution.cost, 3.0);
+    assert_eq!(solution.choice[1..3], [Some(1), Some(1)]);
+    assert!(solution.ilp_optimal);
+}
+
+#[test]
+fn a_free_cycle_is_no_program() {
+    let classes = vec![
+        vec![original(5.0, &[]), rewrite(0.0, &[1]), rewrite(0.0, &[0])],
+        vec![original(5.0, &[]), rewrite(0.0, &[0])],
+        vec![original(0.0, &[0, 1])],
+    ];
+    let solution = run(&graph(classes, 2));
+    assert_eq!(solution.cost, 5.0);
+    assert_eq!(solution.lower_bound, 5.0);
+}
+
+#[test]
+fn original_nodes_may_lie_on_cycles() {
+    // x + 0 merged with x: the addition is original, and reads its own class.
+    let classes = vec![
+        vec![original(1.0, &[0, 1]), original(2.0, &[])],
+        vec![original(0.0, &[])],
+        vec![original(1.0, &[0])],
+    ];
+    let solution = run(&graph(classes, 2));
+    assert_eq!(solution.choice, [Some(1), None, Some(0)]);
+}
+
+#[test]
+fn of_equal_costs_the_original_stays() {
+    let classes = vec![
+        vec![original(0.0, &[])],
+        vec![rewrite(3.0, &[0]), original(3.0, &[0]), rewrite(3.0, &[])],
+        vec![original(1.0, &[1]), rewrite(1.0, &[1])],
+    ];
+    let solution = run(&graph(classes, 2));
+    assert_eq!(solution.method, Method::Original);
+    assert_eq!(solution.choice, [Some(0), Some(1), Some(0)]);
+}
+
+#[test]
+fn the_solver_finds_what_local_search_misses() {
+    // Two merges that pay only together: a set cover on which switching one group never helps.
+    let covers: [&[usize]; 4] = [&[0, 1, 2], &[3, 4, 5], &[0, 3, 1, 4], &[2, 5]];
+    let prices = [4.0, 4.0, 3.9, 4.2];
+    let mut classes: Vec<Vec<Node>> = prices.iter().map(|&price| vec![rewrite(price, &[])]).collect();
+    for element in 0..6 {
+        let mut nodes = vec![original(3.0, &[])];
+        let sets = (0..4).filter(|&set| covers[set].contains(&element));
+        nodes.extend(sets.map(|set| rewrite(0.0, &[set])));
+        classes.push(nodes);
+    }
+    classes.push(vec![original(0.0, &(4..10).collect::<Vec<_>>())]);
+    let graph = graph(classes, 10);
+    let solution = run(&graph);
+    assert_eq!(solution.cost, 8.0);
+    assert!(solution.ilp_optimal);
+    assert_eq!(solution.lower_bound, 8.0);
+}
+
+#[test]
+fn malformed_graphs_are_named() {
+    let leaf = || vec![original(1.0, &[])];
+    let fails = |graph| extract(&graph, &Options::default()).unwrap_err();
+    assert_eq!(fails(graph(vec![], 0)), Error::Root { root: 0, classes: 0 });
+    let child = graph(vec![vec![original(1.0, &[7])]], 0);
+    assert_eq!(
+        fails(child),
+        Error::Child {
+            class: 0,
+            node: 0,
+            child: 7
+        }
+    );
+    let cost = graph(vec![leaf(), vec![original(-1.0, &[])]], 0);
+    assert_eq!(
+        fails(cost),
+        Error::Cost {
+            class: 1,
+            node: 0,
+            cost: -1.0
+        }
+    );
+    let no_program = graph(vec![vec![rewrite(1.0, &[])]], 0);
+    assert_eq!(fails(no_program), Error::Original { root: 0 });
+    let valid = graph(vec![leaf(), vec![original(1.0, &[0]), rewrite(1.0, &[1])]], 1);
+    assert_eq!(valid.dag_cost(&[None, Some(0)]), Err(Error::Incomplete { class: 0 }));
+    assert_eq!(valid.dag_cost(&[Some(0), Some(1)]), Err(Error::Cyclic { class: 1 }));
+    assert_eq!(valid.dag_cost(&[Some(0), Some(0)]), Ok(2.0));
+}
+
+#[test]
+fn without_time_the_incumbent_stands() {
+    let options = Options {
+        ilp_deadline: Duration::ZERO,
+        ..Options::default()
+    };
+    let network = network(4);
+    let (hurried, exact) = (extract(&network, &options).unwrap(), run(&network));
+    assert!(hurried.lower_bound <= exact.cost && exact.cost <= hurried.cost);
+    assert!(hurried.cost <= hurried.costs.original);
+}
+
+/// The least cost over all choices.
+fn brute_force(graph: &Graph) -> f64 {
+    let mut choice: Vec<Option<usize>> = vec![Some(0); graph.classes.len()];
+    let mut least = f64::INFINITY;
+    loop {
+        if let Ok(cost) = graph.dag_cost(&choice) {
+            least = least.min(cost);
+        }
+        let mut class = 0;
+        loop {
+            let Some(Some(node)) = choice.get_mut(class) else {
+                return least;
+            };
+            *node += 1;
+            if *node < graph.classes[class].nodes.len() {
+                break;
+            }
+            *node = 0;
+            class += 1;
+        }
+    }
+}
+
+/// Per class: whether the input program has it, and cost and children (as random numbers) of nodes.
+type Recipe = Vec<(bool, Vec<(f64, Vec<usize>)>)>;
+
+fn recipe(classes: usize) -> impl Strategy<Value = Recipe> {
+    let cost = prop_oneof![Just(0.0), (1..6u8).prop_map(f64::from), 0.0..5.0];
+    let node = (cost, prop::collection::vec(any::<usize>(), 0..4));
+    let class = (prop::bool::weighted(0.6), prop::collection::vec(node, 1..4));
+    prop::collection::vec(class, 2..classes)
+}
+
+/// The first node of an original class reads original classes below it; the others read what they
+/// like, below them or, if `cyclic`, anywhere.
+fn cook(recipe: &Recipe, cyclic: bool) -> Graph {
+    let count = recipe.len();
+    let is_original = |class: usize| class == count - 1 || recipe[class].0;
+    let classes = recipe.iter().enumerate().map(|(class, (_, nodes))| {
+        let nodes = nodes.iter().enumerate().map(|(at, (cost, picks))| {
+            let original = at == 0 && is_original(class);
+            let readable: Vec<usize> = if original {
+                (0..class).filter(|&below| is_original(below)).collect()
+            } else if cyclic {
+                (0..count).collect()
+            } else {
+                (0..class).collect()
+            };
+            let children = picks.iter().filter(|_| !readable.is_empty());
+            let children = children.map(|pick| readable[pick % readable.len()]).collect();
+            Node {
+                cost: *cost,
+                children,
+                original,
+            }
+        });
+        Class { nodes: nodes.collect() }
+    });
+    Graph {
+        classes: classes.collect(),
+        root: count - 1,
+    }
+}
+
+fn check(graph: &Graph) -> Result<(), TestCaseError> {
+    const SLACK: f64 = 1e-6;
+    let optimum = brute_force(graph);
+    for options in [patient(), without_ilp()] {
+        let solution = extract(graph, &options).unwrap();
+        let cost = graph.dag_cost(&solution.choice).unwrap();
+        prop_assert!((cost - solution.cost).abs() < SLACK);
+        prop_assert!(cost <= solution.costs.original + SLACK);
+        prop_assert!(cost >= optimum - SLACK);
+        prop_assert!(solution.lower_bound <= optimum + SLACK, "{solution:?} {optimum}");
+        prop_assert!(
+            !solution.ilp_optimal || cost <= optimum + SLACK,
+            "{solution:?} {optimum}"
+        );
+        prop_assert!(!options.use_ilp || solution.ilp_optimal);
+        let needed = graph.schedule(&solution.choice).unwrap().len();
+        prop_assert_eq!(needed, solution.choice.iter().flatten().count());
+        prop_assert_eq!(extract(graph, &options).unwrap(), solution);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn acyclic_graphs_agree_with_brute_force(recipe in recipe(9)) {
+        check(&cook(&recipe, false))?;
+    }
+
+    #[test]
+    fn cyclic_graphs_agree_with_brute_force(recipe in recipe(9)) {
+        check(&cook(&recipe, true))?;
+    }
+
+    #[test]
+    fn larger_graphs_are_solved_alike_every_time(recipe in recipe(60), cyclic in any::<bool>()) {
+        let graph = cook(&recipe, cyclic);
+        let solution = extract(&graph, &without_ilp()).unwrap();
+        prop_assert!(solution.lower_bound <= solution.cost);
+        prop_assert!(solution.cost <= solution.costs.original + 1e-9);
+        prop_assert_eq!(extract(&graph, &without_ilp()).unwrap(), solution);
+    }
+}
+
+/// Transformer layers as saturation leaves them: merged query, key and value behind views, fused
+/// epilogues, decomposed composites, folded weights.
+fn network(layers: usize) -> Graph {
+    let mut classes: Vec<Vec<Node>> = vec![vec![original(0.0, &[])]];
+    let mut add = |nodes: Vec<Node>| {
+        classes.push(nodes);
+        classes.len() - 1
+    };
+    let mut x = 0;
+    for _ in 0..layers {
+        let weights: Vec<usize> = (0..16).map(|_| add(vec![original(0.0, &[])])).collect();
+        let pack = add(vec![rewrite(0.0, &weights[0..3])]);
+        let bias = add(vec![rewrite(0.0, &weights[3..6])]);
+        let product = add(vec![rewrite(8.5, &[x, pack])]);
+        let merged = add(vec![rewrite(9.0, &[x, pack, bias]), rewrite(1.5, &[product, bias])]);
+        let wide = add(vec![rewrite(0.0, &[merged])]);
+        let mut heads = Vec::new();
+        for at in 0..3 {
+            let weight = weights[at];
+            let bare = add(vec![original(4.0, &[x, weight])]);
+            let slice = add(vec![rewrite(0.2, &[wide]), rewrite(0.2, &[merged])]);
+            let mut linear = vec![original(1.0, &[bare, weights[3 + at]])];
+            linear.extend([rewrite(4.2, &[x, weight, weights[3 + at]]), rewrite(0.0, &[slice])]);
+            let linear = add(linear);
+            let view = add(vec![original(0.0, &[linear]), rewrite(0.0, &[slice])]);
+            let turned = add(vec![original(0.5, &[view])]);
+            heads.push(add(vec![original(0.0, &[turned]), rewrite(0.3, &[view])]));
+        }
+        let scores = add(vec![original(3.0, &[heads[0], heads[1]])]);
+        let scaled = add(vec![original(1.0, &[scores]), rewrite(3.2, &[heads[0], heads[1]])]);
+        let exp = add(vec![rewrite(1.2, &[scaled])]);
+        let sum = add(vec![rewrite(0.8, &[exp])]);
+        let soft = add(vec![original(2.0, &[scaled]), rewrite(1.0, &[exp, sum])]);
+        let flash = rewrite(3.5, &heads);
+        let attention = add(vec![original(3.0, &[soft, heads[2]]), flash]);
+        let back = add(vec![original(0.5, &[attention])]);
+        let flat = add(vec![original(0.0, &[back]), rewrite(0.3, &[attention])]);
+        let mut norm = |input: usize, weight: usize, add: &mut dyn FnMut(Vec<Node>) -> usize| {
+            let linear = add(vec![original(4.0, &[input, weights[weight]])]);
+            let biased = vec![
+                original(1.0, &[linear, weights[9]]),
+                rewrite(4.2, &[input, weights[weight], weights[9]]),
+            ];
+            let biased = add(biased);
+            let sum = vec![
+                original(1.0, &[x, biased]),
+                rewrite(4.4, &[input, weights[weight], weights[9], x]),
+            ];
+            let sum = add(sum);
+            let mean = add(vec![rewrite(0.7, &[sum])]);
+            let centred = add(vec![rewrite(0.7, &[sum, mean])]);
+            let mut norm = vec![
+                original(2.0, &[sum, weights[10]]),
+                rewrite(1.4, &[centred, weights[10]]),
+            ];
+            norm.push(rewrite(2.3, &[x, biased, weights[10]]));
+            x = add(norm);
+            x
+        };
+        let mid = norm(flat, 6, &mut add);
+        let up = add(vec![original(8.0, &[mid, weights[11]])]);
+        let mut biased = vec![original(1.5, &[up, weights[12]])];
+        biased.push(rewrite(8.4, &[mid, weights[11], weights[12]]));
+        let biased = add(biased);
+        let mut gelu = vec![original(1.5, &[biased]), rewrite(8.6, &[mid, weights[11], weights[12]])];
+        gelu.push(rewrite(4.0, &[biased, weights[13]]));
+        let gelu = add(gelu);
+        norm(gelu, 7, &mut add);
+    }
+    graph(classes, x)
+}
+
+#[test]
+fn layers_are_solved_alike() {
+    let (one, twelve) = (run(&network(1)), run(&network(12)));
+    assert!(one.ilp_optimal && twelve.ilp_optimal);
+    assert!((twelve.cost - 12.0 * one.cost).abs() < 1e-6);
+    assert!(one.cost < one.costs.dag_greedy, "the merge pays: {one:?}");
+}
+
+#[test]
+#[ignore = "prints timings; run in release with --ignored"]
+fn timings() {
+    let mut out = std::io::stderr();
+    let millis = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
+    for layers in [1, 12, 48, 96, 192] {
+        let graph = network(layers);
+        let nodes: usize = graph.classes.iter().map(|class| class.nodes.len()).sum();
+        writeln!(out, "{layers} layers: {nodes} nodes, {} classes", graph.classes.len()).unwrap();
+        for _ in 0..2 {
+            let start = Instant::now();
+            let mut problem = Problem::new(&graph).unwrap();
+            let built = millis(start);
+            let start = Instant::now();
+            cycles::arrange(&mut problem);
+            let arranged = millis(start);
+            let start = Instant::now();
+            reduce::reduce(&mut problem);
+            let reduced = millis(start);
+            let start = Instant::now();
+            let tree = greedy::tree(&problem);
+            let by_tree = millis(start);
+            let start = Instant::now();
+            let dag = greedy::dag(&problem);
+            let by_dag = millis(start);
+            let readers = problem.readers();
+            let start = Instant::now();
+            let flipped = flip::flip(&problem, &readers, dag.clone());
+            let flip = millis(start);
+            let costs = [&tree, &dag, &flipped].map(|choice| problem.cost(choice));
+            let start = Instant::now();
+            let exact = ilp::solve(&problem, dag, &Options::default());
+            let ilp = millis(start);
+            let start = Instant::now();
+            let solution = extract(&graph, &Options::default()).unwrap();
+            let whole = millis(start);
+            writeln!(
+                out,
+                "  build {built:.2} arrange {arranged:.2} reduce {reduced:.2} (to {} nodes, {} classes) \
+                 tree {by_tree:.2} dag {by_dag:.2} flip {flip:.2} ilp from greedy {ilp:.2} ms ({}); \
+                 all {whole:.2} ms; tree, dag, flip {costs:.1?}; {:?} {:.1} of {:.1}, bound {:.1}",
+                problem.nodes.len(),
+                problem.len(),
+                exact.optimal,
+                solution.method,
+                solution.cost,
+                solution.costs.original,
+                solution.lower_bound
+            )
+            .unwrap();
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Rules to come.
+
+use super::Rule;
+
+pub(super) fn rules() -> Vec<Rule> {
+    vec![]
+}

@@ -1,0 +1,271 @@
+//! What is known of a value before it exists: dtype, device, shape.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::attr::Attr;
+use crate::dim::{Dim, product};
+
+/// Element types. Types that torch has and this list lacks make a value opaque.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum DType {
+    Bool,
+    U8,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl DType {
+    /// Every element type, narrowest first.
+    pub const ALL: [DType; 10] = [
+        DType::Bool,
+        DType::U8,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
+
+    /// The short name used in program text.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::U8 => "u8",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+        }
+    }
+
+    /// torch's name, without the `torch.` in front.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::U8 => "uint8",
+            DType::I8 => "int8",
+            DType::I16 => "int16",
+            DType::I32 => "int32",
+            DType::I64 => "int64",
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+            DType::F32 => "float32",
+            DType::F64 => "float64",
+        }
+    }
+
+    /// Reads either the short or torch's name.
+    pub fn parse(text: &str) -> Option<DType> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text || d.torch_name() == text)
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Bool | DType::U8 | DType::I8 => 1,
+            DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::F32 => 4,
+            DType::I64 | DType::F64 => 8,
+        }
+    }
+
+    /// True for the four floating types.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+    }
+
+    /// True for integers, not for bool.
+    pub fn is_int(self) -> bool {
+        !self.is_float() && self != DType::Bool
+    }
+
+    /// torch's promotion of two tensor dtypes of the same priority.
+    pub fn promote(self, other: DType) -> DType {
+        use DType::*;
+        if self == other {
+            return self;
+        }
+        match (self, other) {
+            (F16, BF16) | (BF16, F16) => F32,
+            (U8, I8 | I16 | I32 | I64) | (I8 | I16 | I32 | I64, U8) => {
+                let signed = if self == U8 { other } else { self };
+                if signed == I8 { I16 } else { signed }
+            }
+            _ => self.max(other),
+        }
+    }
+
+    /// Rounds a real number to the nearest value of this type, as a store would.
+    pub fn round(self, v: f64) -> f64 {
+        match self {
+            DType::F64 => v,
+            DType::F32 => v as f32 as f64,
+            DType::F16 => half::f16::from_f64(v).to_f64(),
+            DType::BF16 => half::bf16::from_f32(v as f32).to_f64(),
+            DType::Bool => f64::from(v != 0.0),
+            DType::U8 => (v.trunc() as i64 as u8) as f64,
+            DType::I8 => (v.trunc() as i64 as i8) as f64,
+            DType::I16 => (v.trunc() as i64 as i16) as f64,
+            DType::I32 => (v.trunc() as i64 as i32) as f64,
+            DType::I64 => v.trunc(),
+        }
+    }
+
+    /// Unit roundoff of a floating type; zero for the others.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            DType::F64 => f64::EPSILON / 2.0,
+            DType::F32 => f32::EPSILON as f64 / 2.0,
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A device, as an index into the program's device table; 0 is the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Device(pub u8);
+
+/// Type of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// Sizes, outermost first; symbolic sizes are equal only when provably so.
+    pub shape: Arc<[Dim]>,
+    /// Element type.
+    pub dtype: DType,
+    /// Where it lives.
+    pub device: Device,
+}
+
+impl TensorType {
+    /// A tensor type on the CPU.
+    pub fn new(shape: impl Into<Arc<[Dim]>>, dtype: DType) -> Self {
+        TensorType {
+            shape: shape.into(),
+            dtype,
+            device: Device::default(),
+        }
+    }
+
+    /// The same dtype and device with another shape.
+    pub fn with_shape(&self, shape: impl Into<Arc<[Dim]>>) -> Self {
+        TensorType {
+            shape: shape.into(),
+            dtype: self.dtype,
+            device: self.device,
+        }
+    }
+
+    /// The same shape and device with another dtype.
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        TensorType {
+            shape: self.shape.clone(),
+            dtype,
+            device: self.device,
+        }
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> Dim {
+        product(&self.shape)
+    }
+
+    /// Size of the dimension counted from the end (`-1` is the last).
+    pub fn dim(&self, from_end: i64) -> Option<&Dim> {
+        let index = self.rank() as i64 + from_end;
+        (from_end < 0 && index >= 0).then(|| &self.shape[index as usize])
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, d) in self.shape.iter().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            write!(f, "{d}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// Type of any node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Ty {
+    /// A tensor.
+    Tensor(TensorType),
+    /// Several values, taken apart by `getitem`.
+    Tuple(Arc<[Ty]>),
+    /// A compile-time value.
+    Attr(Attr),
+    /// Nothing is known: no rule may look at it.
+    Unknown,
+}
+
+impl Ty {
+    /// The tensor type, if it is one.
+    pub fn tensor(&self) -> Option<&TensorType> {
+        match self {
+            Ty::Tensor(t) => Some(t),
+            _ => None,
+        }
+    }
+
+    /// The compile-time value, if it is one.
+    pub fn attr(&self) -> Option<&Attr> {
+        match self {
+            Ty::Attr(a) => Some(a),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ty::Tensor(t) => t.fmt(f),
+            Ty::Attr(a) => a.fmt(f),
+            Ty::Unknown => f.write_str("?"),
+            Ty::Tuple(ts) => {
+                f.write_str("(")?;
+                for (i, t) in ts.iter().enumerate() {
+                    if i > 0 {
+                        f.write_str(", ")?;
+                    }
+                    t.fmt(f)?;
+                }
+                f.write_str(")")
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+"""Real architectures through the backend under test: inference, and one training step, against eager.
+
+Outputs, parameter gradients and buffers must be as close to the float64 model's as eager's are.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support import (
+    BACKEND,
+    Reference,
+    assert_as_close_as_eager,
+    captured_count,
+    compile_count,
+    copied,
+    fresh_dynamo,
+    tensors,
+)
+from torch import nn
+from zoo import ZOO, Entry
+
+SEED = 7
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    fresh_dynamo()
+    yield
+    fresh_dynamo()
+    gc.collect()
+
+
+@dataclass
+class Step:
+    """What one call (and one backward) of a model left behind."""
+
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+    buffers: list[torch.Tensor]
+
+
+class Subject:
+    """A model of the zoo and its arguments, in four versions: eager, compiled, float64 and nudged float64."""
+
+    def __init__(self, entry: Entry, *, train: bool = False) -> None:
+        self.model = entry.model().train(train)
+        self.arguments = entry.arguments()
+
+    def eager(self) -> tuple[nn.Module, Any]:
+        return copy.deepcopy(self.model), copied(self.arguments)
+
+    def double(self, *, nudge: bool = False) -> tuple[nn.Module, Any]:
+        model = copy.deepcopy(self.model).double()
+        if nudge:
+            with torch.no_grad():
+                for weight, moved in zip(
+                    model.parameters(), copied(list(model.parameters()), nudge=True), strict=True
+                ):
+                    weight.copy_(moved)
+        return model, copied(self.arguments, double=True, nudge=nudge)
+
+
+def infer(model: nn.Module, arguments: Any) -> Step:
+    positional, named = arguments
+    with torch.no_grad():
+        return Step(tensors(model(*positional, **named)), [], [])
+
+
+def train(model: nn.Module, arguments: Any) -> Step:
+    """One forward and backward from a fixed cotangent, the random numbers of dropout seeded."""
+    positional, named = arguments
+    torch.manual_seed(SEED)
+    outputs = [out for out in tensors(model(*positional, **named)) if out.requires_grad]
+    dice = torch.Generator().manual_seed(SEED)
+    start = [torch.randn(out.shape, generator=dice, dtype=torch.float32).to(out.dtype) for out in outputs]
+    torch.autograd.backward(outputs, start)
+    return Step(
+        outputs,
+        [parameter.grad for parameter in model.parameters()],
+        [buffer.clone() for buffer in model.buffers()],
+    )
+
+
+def check(subject: Subject, compiled: Step, eager: Step, work: Any) -> None:
+    try:
+        exact = work(*subject.double())
+    except RuntimeError:
+        exact = None
+
+    nudged: list[Step] = []
+
+    def again() -> Step:
+        if not nudged:
+            nudged.append(work(*subject.double(nudge=True)))
+        return nudged[0]
+
+    for part in ("outputs", "gradients", "buffers"):
+        reference = exact and Reference(
+            tensors(getattr(exact, part)), lambda part=part: tensors(getattr(again(), part))
+        )
+        assert_as_close_as_eager(
+            getattr(compiled, part), getattr(eager, part), reference, strides=part == "outputs", label=part
+        )
+
+
+def entries() -> list[Any]:
+    return [
+        pytest.param(entry, id=name, marks=[pytest.mark.zoo, *([pytest.mark.slow] if entry.slow else [])])
+        for name, entry in ZOO.items()
+    ]
+
+
+def assert_compiled(before: int) -> None:
+    assert captured_count() > 0
+    assert compile_count() > before, "Dynamo captured graphs, and the backend compiled none"
+
+
+@pytest.mark.parametrize("entry", entries())
+def test_inference(entry: Entry) -> None:
+    subject = Subject(entry)
+    before = compile_count()
+    (plain, arguments), (inner, compiled_arguments) = subject.eager(), subject.eager()
+    compiled = torch.compile(inner, backend=BACKEND)
+    check(subject, infer(compiled, compiled_arguments), infer(plain, arguments), infer)
+    assert_compiled(before)
+
+    # Weights that move in place: what was folded from the old ones must not be used again.
+    for model in (subject.model, plain, inner):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.125)
+    check(subject, infer(compiled, compiled_arguments), infer(plain, arguments), infer)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("entry", entries())
+def test_training_step(entry: Entry, mode: str) -> None:
+    subject = Subject(entry, train=mode == "train")
+    before = compile_count()
+    (plain, arguments), (inner, compiled_arguments) = subject.eager(), subject.eager()
+    eager = train(plain, arguments)
+    assert all(parameter.grad is not None for parameter in plain.parameters()), "a parameter is not used"
+    check(subject, train(torch.compile(inner, backend=BACKEND), compiled_arguments), eager, train)
+    assert_compiled(before)

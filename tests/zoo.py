@@ -1,0 +1,195 @@
+"""A zoo of architectures with random weights and small configurations; nothing is downloaded.
+
+Each entry builds a model and its example inputs; the suites and the benchmarks take them from `ZOO` by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Inputs = dict[str, Any] | tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One architecture: how to build it and what to call it with."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Inputs]
+    slow: bool = False
+
+    def model(self) -> nn.Module:
+        """The model, with the same random weights each time, in eval mode."""
+        torch.manual_seed(0)
+        model = self.build()
+        _live_in(model)
+        positional, named = self.arguments()
+        _settle_statistics(model, positional, named)
+        return model.eval()
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and named arguments, the same each time."""
+        torch.manual_seed(1)
+        given = self.inputs()
+        return ((), given) if isinstance(given, dict) else (given, {})
+
+
+@torch.no_grad()
+def _live_in(model: nn.Module) -> None:
+    """Move biases and norm weights off zero and one, where folding them wrongly would not show."""
+    for parameter in model.parameters():
+        if parameter.ndim <= 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+@torch.no_grad()
+def _settle_statistics(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Give batch norms the statistics of the inputs: those of an unused one shrink or blow up what passes."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    model.train()(*positional, **named)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+ZOO: dict[str, Entry] = {}
+
+
+def register(name: str, inputs: Callable[[], Inputs], *, slow: bool = False) -> Callable[..., Any]:
+    """Enter a factory of models into the zoo."""
+
+    def enter(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        assert name not in ZOO, f"two entries are called {name}"
+        ZOO[name] = Entry(name, build, inputs, slow)
+        return build
+
+    return enter
+
+
+def image(size: int, *, batch: int = 4, channels: int = 3) -> Callable[[], Inputs]:
+    return lambda: (torch.randn(batch, channels, size, size),)
+
+
+def tokens(length: int = 12, *, batch: int = 2, vocabulary: int = 97) -> torch.Tensor:
+    return torch.randint(2, vocabulary, (batch, length))
+
+
+@dataclass(frozen=True)
+class MLPShape:
+    """Linear, ReLU, then `depth - 1` times Linear, ReLU at the hidden width, then a last Linear."""
+
+    name: str
+    features: int
+    hidden: int
+    depth: int
+    classes: int
+    batch: int
+
+    def build(self) -> nn.Sequential:
+        widths = [self.features] + [self.hidden] * self.depth
+        layers: list[nn.Module] = []
+        for wide, narrow in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(wide, narrow), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(self.hidden, self.classes))
+
+    def inputs(self) -> Inputs:
+        return (torch.randn(self.batch, self.features),)
+
+
+NINE_MLPS = [
+    MLPShape("tiny_b64", 784, 256, 2, 10, 64),
+    MLPShape("tiny_b256", 784, 256, 2, 10, 256),
+    MLPShape("small3", 512, 512, 3, 128, 128),
+    MLPShape("medium3", 784, 512, 3, 128, 256),
+    MLPShape("medium4", 1024, 512, 4, 256, 256),
+    MLPShape("large4", 784, 2048, 4, 1000, 512),
+    MLPShape("large4_b1024", 784, 2048, 4, 1000, 1024),
+    MLPShape("xlarge4", 2048, 2048, 4, 1000, 1024),
+    MLPShape("xlarge6", 1024, 4096, 6, 1000, 512),
+]
+"""The configurations that every benchmark of this project reports."""
+
+
+def _enter_mlps() -> Iterator[None]:
+    for layers in (2, 3, 6):
+        shape = MLPShape(f"mlp_{layers}", 20, 32, layers - 1, 5, 7)
+        yield register(shape.name, shape.inputs)(shape.build)
+    for shape in NINE_MLPS:
+        big = shape.name.startswith(("large", "xlarge"))
+        yield register(shape.name, shape.inputs, slow=big)(shape.build)
+
+
+list(_enter_mlps())
+
+
+class LSTMClassifier(nn.Module):
+    """Embedding, two LSTM layers in both directions, a head on the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(97, 24)
+        self.lstm = nn.LSTM(24, 16, num_layers=2, bidirectional=True, batch_first=True, dropout=0.2)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.embed(words))
+        return self.head(states[:, -1])
+
+
+@register("lstm", lambda: (tokens(10, batch=3),))
+def _lstm() -> nn.Module:
+    return LSTMClassifier()
+
+
+def _double_conv(channels_in: int, channels_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(inplace=True),
+    )
+
+
+class UNet(nn.Module):
+    """The segmentation network: two steps down, two up, skips by concatenation."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.down1 = _double_conv(3, width)
+        self.down2 = _double_conv(width, 2 * width)
+        self.bottom = _double_conv(2 * width, 4 * width)
+        self.rise2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
+        self.up2 = _double_conv(4 * width, 2 * width)
+        self.rise1 = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.up1 = _double_conv(2 * width, width)
+        self.head = nn.Conv2d(width, 4, 1)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, picture: torch.Tensor) -> torch.Tensor:
+        first = self.down1(picture)
+        second = self.down2(self.pool(first))
+        deep = self.bottom(self.pool(second))
+        second = self.up2(torch.cat([self.rise2(deep), second], dim=1))
+        first = self.up1(torch.cat([self.rise1(second), first], dim=1))
+        return self.head(first)
+
+
+@register("unet", image(24))
+def _unet() -> nn.Module:
+    return UNet()
+
+
+import zoo_language  # noqa: E402, F401
+import zoo_vision  # noqa: E402, F401
