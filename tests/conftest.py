@@ -1,13 +1,60 @@
-import torch, os
-torch.set_num_threads(1)
-import logging; logging.getLogger("torch.__trace").propagate=False
-def pytest_terminal_summary(terminalreporter):
-    import collections
-    c=collections.Counter()
-    for rs in terminalreporter.stats.values():
-        for r in rs:
-            for k,v in getattr(r,'user_properties',[]):
-                for kk,vv in v.items():
-                    if isinstance(vv,int): c[kk]+=vv
-                for m in v['messages']: print(v['op'],m[:300])
-    print(c)
+"""Set-up of every suite, and the summary of the op database."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+REPORTS = Path(__file__).parent.parent / "bench" / "out"
+COUNTS = ("cases", "passed", "peer_fails", "eager_fails", "failed", "graphs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread per process: suites run in several, and reductions must add in one order."""
+    torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what became of the op database; a full run also leaves it under bench/out."""
+    tallies = [
+        tally
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, tally in report.user_properties
+        if name == "opinfo"
+    ]
+    if not tallies:
+        return
+    tallies.sort(key=lambda tally: tally["op"])
+    total = {"ops": len(tallies), **{count: sum(t[count] for t in tallies) for count in COUNTS}}
+    terminalreporter.section("op database")
+    terminalreporter.write_line(", ".join(f"{name.replace('_', ' ')} {n}" for name, n in total.items()))
+    if os.environ.get("HYPATIA_OPINFO") == "all":
+        REPORTS.mkdir(parents=True, exist_ok=True)
+        (REPORTS / "opinfo.json").write_text(json.dumps({"total": total, "ops": tallies}, indent=1) + "\n")
+        (REPORTS / "opinfo.md").write_text(_as_markdown(total, tallies))
+        terminalreporter.write_line(f"written to {REPORTS / 'opinfo.json'} and {REPORTS / 'opinfo.md'}")
+
+
+def _as_markdown(total: dict[str, int], tallies: list[dict[str, Any]]) -> str:
+    lines = ["# PyTorch's op database through the backend", "", f"torch {torch.__version__}", ""]
+    lines += ["| " + " | ".join(name.replace("_", " ") for name in total) + " |", "|---" * len(total) + "|"]
+    lines += ["| " + " | ".join(str(n) for n in total.values()) + " |", ""]
+    for title, key in (
+        ("Failed", "failed"),
+        ("The peer fails too", "peer_fails"),
+        ("Eager fails", "eager_fails"),
+    ):
+        named = [f"- `{tally['op']}`: {tally[key]}" for tally in tallies if tally[key]]
+        lines += [f"## {title}", "", *(named or ["none"]), ""]
+    blind = [f"`{tally['op']}`" for tally in tallies if not tally["graphs"]]
+    lines += ["## Never captured by Dynamo, so that no backend sees them", "", ", ".join(blind) or "none", ""]
+    return "\n".join(lines)

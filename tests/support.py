@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dynamo.utils import clone_input, counters
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 BACKEND = os.environ.get("HYPATIA_TEST_BACKEND", "hypatia")
@@ -31,10 +31,10 @@ DIRECT_ULPS = 64.0
 """The same, when there is no float64 result to judge by and eager is the only reference."""
 
 TRUSTED = 1e-2
-"""A float64 result that differs from eager by more than this share drew other random numbers or another branch."""
+"""A float64 result further from eager than this share drew other random numbers or took another branch."""
 
 
-class Mismatch(AssertionError):
+class MismatchError(AssertionError):
     """A compiled result that is not as good as eager's."""
 
 
@@ -70,8 +70,8 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
 def copied(tree: Any, *, double: bool = False, nudge: bool = False) -> Any:
     """A deep copy of arguments that keeps strides, storage gaps and `requires_grad`.
 
-    `double` widens single-precision tensors and dtype arguments to double precision; `nudge` moves every
-    floating-point value by up to one single-precision rounding, which shows how well-conditioned a computation is.
+    `double` widens single-precision tensors and dtype arguments to double precision. `nudge` moves every
+    floating-point value by up to one single-precision rounding, which shows how stable a computation is.
     A tensor that stands in two places is copied once.
     """
     made: dict[int, torch.Tensor] = {}
@@ -89,12 +89,17 @@ def copied(tree: Any, *, double: bool = False, nudge: bool = False) -> Any:
 
 
 def _copy_tensor(tensor: torch.Tensor, *, double: bool, nudge: bool) -> torch.Tensor:
+    dtype = _widen(tensor.dtype) if double else tensor.dtype
     with torch.no_grad():
-        if tensor.layout != torch.strided or type(tensor) is not torch.Tensor:
-            twin = tensor.detach().clone()
-            twin = twin.to(_widen(twin.dtype)) if double else twin
+        if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            twin = tensor.detach().clone().to(dtype)
         else:
-            twin = clone_input(tensor.detach(), dtype=_widen(tensor.dtype) if double else tensor.dtype)
+            # The whole storage, gaps included: ops like as_strided read what the tensor itself does not show.
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            storage = whole.clone().to(dtype).untyped_storage()
+            twin = torch.empty(0, dtype=dtype).set_(
+                storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
         if nudge and twin.is_floating_point():
             dice = torch.Generator().manual_seed(0)
             share = 2 * torch.rand(twin.shape, generator=dice, dtype=torch.float64) - 1
@@ -105,7 +110,7 @@ def _copy_tensor(tensor: torch.Tensor, *, double: bool, nudge: bool) -> torch.Te
 
 @dataclass
 class Reference:
-    """The float64 results, and on demand the same from nudged arguments (the conditioning of the computation)."""
+    """The float64 results and, on demand, those of nudged arguments: the conditioning of the computation."""
 
     values: list[torch.Tensor]
     nudged: Callable[[], list[torch.Tensor]] | None = None
@@ -132,15 +137,16 @@ def assert_as_close_as_eager(
     strides: bool = True,
     label: str = "output",
 ) -> None:
-    """Raise `Mismatch` unless every compiled leaf is as good as eager's.
+    """Raise `MismatchError` unless every compiled leaf is as good as eager's.
 
-    Shape, dtype, device, `requires_grad` and (for dense results) strides must be eager's. Values must be eager's bit
-    for bit, or have at most `FACTOR` times eager's own error to `ref64` plus `ULPS` roundings, by the largest error
-    and by the root of the mean square. `values=False` is for results whose contents are undefined.
+    Shape, dtype, device, `requires_grad` and (for dense results) strides must be eager's. Values must be
+    eager's bit for bit, or have at most `FACTOR` times eager's own error to `ref64` plus `ULPS` roundings, by
+    the largest error and by the root of the mean square; where the computation is ill-conditioned, by as much
+    more as a rounding of its arguments moves it. `values=False` is for results whose contents are undefined.
     """
     ours, theirs = pytree.tree_leaves(compiled), pytree.tree_leaves(eager)
     if len(ours) != len(theirs):
-        raise Mismatch(f"{label}: {len(ours)} results, eager has {len(theirs)}")
+        raise MismatchError(f"{label}: {len(ours)} results, eager has {len(theirs)}")
     reference = ref64 if isinstance(ref64, Reference) or ref64 is None else Reference(tensors(ref64))
     if reference is not None and len(reference.values) != len(tensors(eager)):
         reference = None
@@ -158,21 +164,23 @@ def assert_as_close_as_eager(
 
 def _assert_same_object(mine: object, theirs: object, where: str, *, values: bool) -> None:
     if type(mine) is not type(theirs):
-        raise Mismatch(f"{where}: a {type(mine).__name__}, eager gives a {type(theirs).__name__}")
+        raise MismatchError(f"{where}: a {type(mine).__name__}, eager gives a {type(theirs).__name__}")
     if values and mine != theirs and not (mine != mine and theirs != theirs):
-        raise Mismatch(f"{where}: {mine!r}, eager gives {theirs!r}")
+        raise MismatchError(f"{where}: {mine!r}, eager gives {theirs!r}")
 
 
 def _assert_same_kind(mine: object, theirs: torch.Tensor, where: str, *, strides: bool) -> None:
     if not isinstance(mine, torch.Tensor):
-        raise Mismatch(f"{where}: a {type(mine).__name__}, eager gives a tensor")
+        raise MismatchError(f"{where}: a {type(mine).__name__}, eager gives a tensor")
     for attribute in ("shape", "dtype", "device", "layout", "requires_grad"):
         if getattr(mine, attribute) != getattr(theirs, attribute):
-            raise Mismatch(
+            raise MismatchError(
                 f"{where}: {attribute} {getattr(mine, attribute)}, eager gives {getattr(theirs, attribute)}"
             )
     if strides and theirs.layout == torch.strided and _dense(theirs) and _steps(mine) != _steps(theirs):
-        raise Mismatch(f"{where}: strides {mine.stride()}, eager gives {theirs.stride()} for {tuple(mine.shape)}")
+        raise MismatchError(
+            f"{where}: strides {mine.stride()}, eager gives {theirs.stride()} for {tuple(mine.shape)}"
+        )
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -230,13 +238,15 @@ def _assert_close_values(
         if exact is not None:
             wrong, peer_wrong = ~_same(ours, exact), int((~_same(eager, exact)).sum())
         if int(wrong.sum()) > peer_wrong:
-            raise Mismatch(f"{where}: {int(wrong.sum())} of {wrong.numel()} whole numbers differ")
+            raise MismatchError(f"{where}: {int(wrong.sum())} of {wrong.numel()} whole numbers differ")
         return
 
     eps = torch.finfo(mine.dtype).eps
     scale = _largest(eager.abs() if exact is None else torch.maximum(eager.abs(), exact.abs()))
     if exact is None or _largest((eager - exact).abs()) > TRUSTED * scale:
-        _assert_within(ours, eager, differing, DIRECT_ULPS * eps * scale, mine.dtype, f"{where} (against eager)")
+        _assert_within(
+            ours, eager, differing, DIRECT_ULPS * eps * scale, mine.dtype, f"{where} (against eager)"
+        )
         return
 
     own = (eager - exact).abs()
@@ -246,8 +256,8 @@ def _assert_close_values(
     try:
         _assert_within(ours, exact, differing, bound, mine.dtype, where)
         if mean_error > mean_bound:
-            raise Mismatch(f"{where}: mean error {mean_error:.3g} to float64, allowed {mean_bound:.3g}")
-    except Mismatch:
+            raise MismatchError(f"{where}: mean error {mean_error:.3g} to float64, allowed {mean_bound:.3g}")
+    except MismatchError:
         shift = 2 * reference.shift(index) if reference is not None else 0.0
         if shift == 0.0 or shift > TRUSTED * scale:
             raise
@@ -255,7 +265,12 @@ def _assert_close_values(
 
 
 def _assert_within(
-    ours: torch.Tensor, target: torch.Tensor, where_differing: torch.Tensor, bound: float, dtype: torch.dtype, where: str
+    ours: torch.Tensor,
+    target: torch.Tensor,
+    where_differing: torch.Tensor,
+    bound: float,
+    dtype: torch.dtype,
+    where: str,
 ) -> None:
     error = (ours - target).abs()[where_differing]
     mine, aim = ours[where_differing], target[where_differing]
@@ -264,7 +279,7 @@ def _assert_within(
     within = agreed | (error <= bound)
     if not within.all():
         worst = error[~within]
-        raise Mismatch(
+        raise MismatchError(
             f"{where}: {int((~within).sum())} of {ours.numel()} values off by up to {_largest(worst):.3g} "
             f"({int((~worst.isfinite()).sum())} not finite), allowed {bound:.3g}"
         )

@@ -1,9 +1,9 @@
 """PyTorch's own op database through the backend under test, on CPU in float32, forward and backward.
 
 Every sample runs in eager, in eager with float64 arguments, and compiled: once under `no_grad` (the inference
-graph) and once with gradients (the forward and the backward graph). A wrong result or an exception counts against
-us unless torch's do-nothing backend has it too. By default a fixed tenth of the ops runs, with few samples;
-`HYPATIA_OPINFO=all` runs every op, with strided arguments and in-place variants as well.
+graph) and once with gradients (the forward and the backward graph). A wrong result or an exception counts
+against us unless torch's do-nothing backend has it too. By default a fixed tenth of the ops runs, with few
+samples; `HYPATIA_OPINFO=all` runs every op, with strided arguments and in-place variants as well.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
 from support import (
     BACKEND,
     PEER,
-    Mismatch,
+    MismatchError,
     Reference,
     assert_as_close_as_eager,
     captured_count,
@@ -29,12 +32,13 @@ from support import (
     fresh_dynamo,
     tensors,
 )
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 EVERYTHING = os.environ.get("HYPATIA_OPINFO", "tenth") == "all"
-SAMPLES = int(os.environ.get("HYPATIA_OPINFO_SAMPLES", "12" if EVERYTHING else "3"))
+SAMPLES = int(os.environ.get("HYPATIA_OPINFO_SAMPLES", "10" if EVERYTHING else "3"))
 """Samples of each form per op, taken evenly from the op's own list; 0 takes all."""
+
+DYNAMIC = os.environ.get("HYPATIA_OPINFO_DYNAMIC", "0") == "1"
+"""Whether sizes are symbols."""
 
 UNDEFINED = {
     "empty",
@@ -47,6 +51,8 @@ UNDEFINED = {
 """Ops whose results are uninitialised memory: only shape, dtype and strides can be compared."""
 
 SEED = 1234
+
+Backend = str | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,9 @@ def chosen_ops() -> list[OpInfo]:
     return [
         op
         for op in op_db
-        if torch.float32 in op.supported_dtypes("cpu") and (EVERYTHING or in_the_tenth(op))
+        if torch.float32 in op.supported_dtypes("cpu")
+        and not op.name.startswith("jiterator")  # CUDA only, whatever the table says
+        and (EVERYTHING or in_the_tenth(op))
     ]
 
 
@@ -114,7 +122,7 @@ def cases_of(op: OpInfo) -> Iterator[Case]:
     samples = spread(list(op.sample_inputs("cpu", torch.float32, requires_grad=differentiable)), SAMPLES)
     forms = [("contiguous", op.get_op(), samples)]
     if EVERYTHING:
-        forms.append(("strided", op.get_op(), [sample.noncontiguous() for sample in samples]))
+        forms.append(("strided", op.get_op(), [s.noncontiguous() for s in samples if all_strided(s)]))
         if (inplace := op.get_inplace()) is not None:
             forms.append(("in place", inplace, [s for s in samples if not s.broadcasts_input]))
     for form, call, listed in forms:
@@ -124,8 +132,13 @@ def cases_of(op: OpInfo) -> Iterator[Case]:
                 yield Case(call, sample, form, train=True, values=values)
 
 
+def all_strided(sample: SampleInput) -> bool:
+    given = tensors((sample.input, sample.args, sample.kwargs))
+    return all(tensor.layout == torch.strided for tensor in given)
+
+
 def run(case: Case, call: Callable[..., Any], *, double: bool = False, nudge: bool = False) -> Outcome:
-    """Call an op on a copy of the sample's arguments and, in training, differentiate it by a fixed cotangent."""
+    """Call an op on a copy of the sample's arguments and, in training, differentiate by a fixed cotangent."""
     sample = case.sample
     given = copied((sample.input, sample.args, sample.kwargs), double=double, nudge=nudge)
     first, rest, named = given
@@ -156,14 +169,18 @@ def shared_storages(outputs: object, arguments: object) -> list[list[int]]:
     given = [leaf for leaf in tensors(arguments) if leaf.layout == torch.strided]
     addresses = [leaf.untyped_storage().data_ptr() for leaf in given]
     return [
-        [place for place, address in enumerate(addresses) if address == leaf.untyped_storage().data_ptr() != 0]
+        [
+            place
+            for place, address in enumerate(addresses)
+            if address == leaf.untyped_storage().data_ptr() != 0
+        ]
         if leaf.layout == torch.strided
         else []
         for leaf in tensors(outputs)
     ]
 
 
-def attempt(case: Case, backend: str, eager: Outcome, exact: Outcome | None) -> tuple[str | None, int]:
+def attempt(case: Case, backend: Backend, eager: Outcome, exact: Outcome | None) -> tuple[str | None, int]:
     """Compile and compare; the complaint, or None, and the number of graphs that Dynamo captured."""
     fresh_dynamo()
     before = compile_count()
@@ -173,12 +190,12 @@ def attempt(case: Case, backend: str, eager: Outcome, exact: Outcome | None) -> 
         return call(*args, **kwargs)
 
     try:
-        compiled = run(case, torch.compile(caller, backend=backend, dynamic=False))
+        compiled = run(case, torch.compile(caller, backend=backend, dynamic=DYNAMIC))
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip()[:400]}", 0
     try:
         compare(case, compiled, eager, exact)
-    except Mismatch as mismatch:
+    except MismatchError as mismatch:
         return str(mismatch), 0
     captured = captured_count()
     if backend == BACKEND and captured and compile_count() == before:
@@ -208,7 +225,7 @@ def compare(case: Case, compiled: Outcome, eager: Outcome, exact: Outcome | None
     check("gradient", lambda outcome: outcome.gradients, strides=False)
     check("argument", lambda outcome: outcome.arguments)
     if compiled.aliases != eager.aliases:
-        raise Mismatch(f"results share memory with arguments {compiled.aliases}, in eager {eager.aliases}")
+        raise MismatchError(f"results share memory with {compiled.aliases}, in eager with {eager.aliases}")
 
 
 def in_eager(case: Case) -> tuple[Case, Outcome] | None:
@@ -228,7 +245,7 @@ def in_float64(case: Case) -> Outcome | None:
         return None
 
 
-def judge(case: Case, tally: Tally) -> None:
+def judge(case: Case, tally: Tally, backend: Backend = BACKEND) -> None:
     tally.cases += 1
     runnable = in_eager(case)
     if runnable is None:
@@ -236,7 +253,7 @@ def judge(case: Case, tally: Tally) -> None:
         return
     case, eager = runnable
     exact = in_float64(case)
-    complaint, graphs = attempt(case, BACKEND, eager, exact)
+    complaint, graphs = attempt(case, backend, eager, exact)
     tally.graphs += graphs
     if complaint is None:
         tally.passed += 1
@@ -260,4 +277,27 @@ def test_op(op: OpInfo, record_property: Callable[[str, object], None]) -> None:
             judge(case, tally)
     record_property("opinfo", asdict(tally))
     assert tally.failed == 0, "\n".join(m for m in tally.messages if m.startswith("FAILED"))
-    assert tally.cases == tally.passed + tally.peer_fails + tally.eager_fails
+    assert tally.passed + tally.peer_fails > 0, "no sample ran"
+
+
+def scaled(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend that is wrong by one part in ten thousand."""
+    return lambda *args: [out * 1.0001 for out in graph(*args)]
+
+
+def transposing(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend whose results have other strides than eager's."""
+    return lambda *args: [out.mT.contiguous().mT for out in graph(*args)]
+
+
+def raising(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend that does not know an op."""
+    raise NotImplementedError("no such op")
+
+
+@pytest.mark.parametrize("backend", [scaled, transposing, raising], ids=lambda backend: backend.__name__)
+def test_a_wrong_backend_is_caught(backend: Backend) -> None:
+    sample = SampleInput(torch.randn(3, 4), args=(torch.randn(4, 5),))
+    tally = Tally("mm")
+    judge(Case(torch.mm, sample, "contiguous", train=False, values=True), tally, backend)
+    assert (tally.failed, tally.passed) == (1, 0), tally

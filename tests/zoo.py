@@ -5,8 +5,9 @@ Each entry builds a model and its example inputs; the suites and the benchmarks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class MLPShape:
     def build(self) -> nn.Sequential:
         widths = [self.features] + [self.hidden] * self.depth
         layers: list[nn.Module] = []
-        for wide, narrow in zip(widths, widths[1:], strict=False):
+        for wide, narrow in pairwise(widths):
             layers += [nn.Linear(wide, narrow), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(self.hidden, self.classes))
 
@@ -120,16 +121,16 @@ NINE_MLPS = [
 """The configurations that every benchmark of this project reports."""
 
 
-def _enter_mlps() -> Iterator[None]:
+def _enter_mlps() -> None:
     for layers in (2, 3, 6):
         shape = MLPShape(f"mlp_{layers}", 20, 32, layers - 1, 5, 7)
-        yield register(shape.name, shape.inputs)(shape.build)
+        register(shape.name, shape.inputs)(shape.build)
     for shape in NINE_MLPS:
         big = shape.name.startswith(("large", "xlarge"))
-        yield register(shape.name, shape.inputs, slow=big)(shape.build)
+        register(shape.name, shape.inputs, slow=big)(shape.build)
 
 
-list(_enter_mlps())
+_enter_mlps()
 
 
 class LSTMClassifier(nn.Module):

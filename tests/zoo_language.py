@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+
 from zoo import Inputs, register, tokens
 
 VOCABULARY = 97
@@ -115,7 +116,7 @@ def _mixtral_batched() -> nn.Module:
     return _mixtral("batched_mm")
 
 
-@register("mixtral_grouped", _causal)
+@register("mixtral_grouped", _causal, slow=True)
 def _mixtral_grouped() -> nn.Module:
     return _mixtral("grouped_mm")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+
 from zoo import Inputs, image, register
 
 
@@ -89,7 +90,7 @@ def _noisy_picture() -> Inputs:
     }
 
 
-@register("diffusion_unet", _noisy_picture)
+@register("diffusion_unet", _noisy_picture, slow=True)
 def _diffusion_unet() -> nn.Module:
     from diffusers import UNet2DConditionModel
 
@@ -105,3 +106,29 @@ def _diffusion_unet() -> nn.Module:
         attention_head_dim=8,
         norm_num_groups=4,
     )
+
+
+class DiffusionBlock(nn.Module):
+    """One step down of a diffusion U-Net: a residual block with time, attention to itself and to the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from diffusers.models.unets.unet_2d_blocks import CrossAttnDownBlock2D
+
+        self.block = CrossAttnDownBlock2D(
+            in_channels=16,
+            out_channels=32,
+            temb_channels=24,
+            num_layers=1,
+            num_attention_heads=4,
+            cross_attention_dim=24,
+            resnet_groups=4,
+        )
+
+    def forward(self, latent: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        return self.block(latent, time, encoder_hidden_states=text)[0]
+
+
+@register("diffusion_block", lambda: (torch.randn(2, 16, 12, 12), torch.randn(2, 24), torch.randn(2, 6, 24)))
+def _diffusion_block() -> nn.Module:
+    return DiffusionBlock()

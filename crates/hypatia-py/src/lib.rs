@@ -1,1 +1,157 @@
-//! Python binding.
+//! Python binding: converts, calls, maps errors. Graphs, options and reports cross as JSON.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hypatia::cost::Target;
+use hypatia::ir::captured::Captured;
+use hypatia::ir::{import, text};
+use hypatia::lower::emit;
+use hypatia::rules::Numerics;
+use hypatia::{Optimized, Options, report};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde::{Deserialize, Serialize};
+
+create_exception!(_native, HypatiaError, PyRuntimeError, "The compiler could not do what was asked.");
+
+fn failed(e: impl std::fmt::Display) -> PyErr {
+    HypatiaError::new_err(e.to_string())
+}
+
+fn json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(failed)
+}
+
+/// Runs Rust code without the GIL; a panic becomes an exception.
+fn guarded<T: Send>(py: Python<'_>, f: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
+    py.detach(|| catch_unwind(AssertUnwindSafe(f)))
+        .unwrap_or_else(|_| Err(HypatiaError::new_err("internal error: the compiler panicked")))
+}
+
+/// Options as they come from Python.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PyOptions {
+    target: String,
+    node_limit: usize,
+    numerics: String,
+    disabled_rules: Vec<String>,
+    ilp_deadline_ms: u64,
+    proof: bool,
+}
+
+impl PyOptions {
+    fn options(&self) -> PyResult<Options> {
+        let mut options = Options {
+            target: Target::named(&self.target)
+                .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
+            proof: self.proof,
+            ..Options::default()
+        };
+        options.limits.nodes = self.node_limit;
+        options.limits.without.clone_from(&self.disabled_rules);
+        options.limits.numerics = match self.numerics.as_str() {
+            "exact" => Numerics::Exact,
+            "wider" => Numerics::Wider,
+            "reassoc" => Numerics::Reassoc,
+            "approx" => Numerics::Approx,
+            other => return Err(PyValueError::new_err(format!("unknown numerics class '{other}'"))),
+        };
+        options.extract.use_ilp = self.ilp_deadline_ms > 0;
+        options.extract.ilp_deadline = std::time::Duration::from_millis(self.ilp_deadline_ms);
+        Ok(options)
+    }
+}
+
+/// An optimized program.
+#[pyclass(frozen, module = "hypatia._native")]
+struct Optimization {
+    optimized: Optimized,
+    results: usize,
+}
+
+#[pymethods]
+impl Optimization {
+    /// The program as calls into torch, as JSON.
+    fn emission(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || {
+            let o = &self.optimized;
+            let e = emit::emit(&o.output, self.results, &|id| o.weights[usize::from(id)]).map_err(failed)?;
+            json(&e)
+        })
+    }
+
+    /// What was done, as JSON.
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || json(&self.optimized.report()))
+    }
+
+    /// The proof step by step, as JSON.
+    fn steps(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || json(&self.optimized.steps().map_err(failed)?))
+    }
+
+    /// The programs in and out as text.
+    fn texts(&self) -> (String, String) {
+        self.optimized.texts()
+    }
+
+    /// Checks the proof again in float64 on random inputs; the result as JSON.
+    fn replay(&self, py: Python<'_>, seed: u64, budget: f64) -> PyResult<String> {
+        guarded(py, || match &self.optimized.proof {
+            Some(proof) => json(&proof.replay(seed, budget).map_err(failed)?),
+            None => Err(PyValueError::new_err("no proof was kept: compile with options={'proof': True}")),
+        })
+    }
+}
+
+/// Optimizes a captured graph.
+#[pyfunction]
+fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization> {
+    guarded(py, || {
+        let options: PyOptions = serde_json::from_str(options).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let program = import::import(&captured).map_err(failed)?;
+        let optimized = hypatia::optimize(&program, &options.options()?).map_err(failed)?;
+        Ok(Optimization { optimized, results: captured.outputs.len() })
+    })
+}
+
+/// The captured graph as a program in text form.
+#[pyfunction]
+fn program_text(graph: &str) -> PyResult<String> {
+    let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(text::print(&import::import(&captured).map_err(failed)?))
+}
+
+/// The table of ops, as JSON.
+#[pyfunction]
+fn ops() -> PyResult<String> {
+    json(&report::op_docs())
+}
+
+/// The table of rules, as JSON.
+#[pyfunction]
+fn rules() -> PyResult<String> {
+    json(&report::rule_docs())
+}
+
+/// Names of the targets that the cost model knows.
+#[pyfunction]
+fn targets() -> Vec<String> {
+    Target::all().map(|t| t.name).into()
+}
+
+#[pymodule]
+fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("HypatiaError", m.py().get_type::<HypatiaError>())?;
+    m.add_class::<Optimization>()?;
+    m.add_function(wrap_pyfunction!(optimize, m)?)?;
+    m.add_function(wrap_pyfunction!(program_text, m)?)?;
+    m.add_function(wrap_pyfunction!(ops, m)?)?;
+    m.add_function(wrap_pyfunction!(rules, m)?)?;
+    m.add_function(wrap_pyfunction!(targets, m)?)?;
+    Ok(())
+}

@@ -25,26 +25,30 @@ pub(super) fn forced(problem: &Problem) -> Vec<bool> {
                 let mut union = [0; WORDS];
                 for &child in node.children.iter().filter(|&&child| child >= first) {
                     if child < class {
-                        union.iter_mut().zip(&rows[child]).for_each(|(word, &row)| *word |= row);
+                        union
+                            .iter_mut()
+                            .zip(&rows[child])
+                            .for_each(|(word, &row)| *word |= row);
                     } else if block.contains(&child) {
                         insert(&mut union, child - first);
                     }
                 }
-                must.iter_mut().zip(union).for_each(|(word, other)| *word &= other);
+                must.iter_mut()
+                    .zip(union)
+                    .for_each(|(word, other)| *word &= other);
             }
             if block.contains(&class) {
                 insert(&mut must, class - first);
             }
             rows[class] = must;
         }
-        if problem.root >= first {
-            for class in block.start..block.end.min(count) {
-                let bit = class - first;
-                forced[class] = rows[problem.root][bit / 64] >> (bit % 64) & 1 == 1;
-            }
-        } else {
+        if problem.root < first {
             // The root is not last when it lies on a cycle: what follows it is never forced.
             break;
+        }
+        let row = &rows[problem.root];
+        for (bit, forced) in forced[first..count.min(block.end)].iter_mut().enumerate() {
+            *forced = row[bit / 64] >> (bit % 64) & 1 == 1;
         }
     }
     forced

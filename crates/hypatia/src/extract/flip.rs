@@ -10,7 +10,7 @@ const ROUNDS: usize = 8;
 /// Classes one move may switch.
 const GROUP: usize = 256;
 /// Work allowed per class of the problem: a limit that, unlike a clock, is the same on every run.
-const WORK: usize = 512;
+const WORK: usize = 200;
 
 /// Improves a choice of forward nodes until no move lowers its cost; it is never made worse.
 pub(super) fn flip(problem: &Problem, readers: &Lists, choice: Vec<usize>) -> Vec<usize> {

@@ -1,13 +1,13 @@
-//! Hand-made cases, random graphs against brute force, and a network for timing.
+//! Hand-made cases, and random graphs against brute force.
 
-use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::timings::network;
 use super::*;
 
-fn original(cost: f64, children: &[usize]) -> Node {
+pub(super) fn original(cost: f64, children: &[usize]) -> Node {
     Node {
         cost,
         children: children.to_vec(),
@@ -15,14 +15,14 @@ fn original(cost: f64, children: &[usize]) -> Node {
     }
 }
 
-fn rewrite(cost: f64, children: &[usize]) -> Node {
+pub(super) fn rewrite(cost: f64, children: &[usize]) -> Node {
     Node {
         original: false,
         ..original(cost, children)
     }
 }
 
-fn graph(classes: Vec<Vec<Node>>, root: usize) -> Graph {
+pub(super) fn graph(classes: Vec<Vec<Node>>, root: usize) -> Graph {
     Graph {
         classes: classes.into_iter().map(|nodes| Class { nodes }).collect(),
         root,
@@ -70,8 +70,14 @@ fn a_merged_product_that_greedy_rejects_is_taken_by_flip() {
     assert_eq!(solution.costs.dag_greedy, 16.0);
     assert!((solution.cost - 10.3).abs() < 1e-9);
     assert_eq!(solution.method, Method::GroupFlip);
-    assert_eq!(solution.choice, [Some(0), Some(1), Some(1), Some(1), Some(0), Some(0)]);
-    assert!(solution.ilp_optimal, "the split bound is met without the solver");
+    assert_eq!(
+        solution.choice,
+        [Some(0), Some(1), Some(1), Some(1), Some(0), Some(0)]
+    );
+    assert!(
+        solution.ilp_optimal,
+        "the split bound is met without the solver"
+    );
 }
 
 #[test]
@@ -80,6 +86,36 @@ fn a_merged_product_that_does_not_pay_is_left() {
     assert_eq!(solution.method, Method::Original);
     assert_eq!(solution.cost, 16.0);
     assert_eq!(solution.choice[4], None);
+}
+
+#[test]
+fn a_user_that_a_merge_does_not_serve_keeps_its_own_way() {
+    let mut graph = merged(9.0);
+    graph.classes[3].nodes[0].cost = 0.05;
+    graph.classes[4].nodes[0].cost = 8.0;
+    let solution = extract(&graph, &without_ilp()).unwrap();
+    assert_eq!(solution.method, Method::GroupFlip);
+    assert_eq!(solution.choice[1..4], [Some(1), Some(1), Some(0)]);
+}
+
+#[test]
+fn all_users_leave_a_shared_class_together() {
+    // The input is merged already; one user alone gains nothing by leaving.
+    let product = || vec![original(0.0, &[4]), rewrite(5.0, &[0])];
+    let classes = vec![
+        vec![original(0.0, &[])],
+        product(),
+        product(),
+        product(),
+        vec![original(20.0, &[0])],
+        vec![original(1.0, &[1, 2, 3])],
+    ];
+    let mut problem = Problem::new(&graph(classes, 5)).unwrap();
+    reduce::reduce(&mut problem);
+    let start: Vec<usize> = problem.backbone().collect();
+    assert_eq!(problem.cost(&start), 21.0);
+    let flipped = flip::flip(&problem, &problem.readers(), start);
+    assert_eq!(problem.cost(&flipped), 16.0);
 }
 
 #[test]
@@ -181,7 +217,10 @@ fn the_solver_finds_what_local_search_misses() {
     // Two merges that pay only together: a set cover on which switching one group never helps.
     let covers: [&[usize]; 4] = [&[0, 1, 2], &[3, 4, 5], &[0, 3, 1, 4], &[2, 5]];
     let prices = [4.0, 4.0, 3.9, 4.2];
-    let mut classes: Vec<Vec<Node>> = prices.iter().map(|&price| vec![rewrite(price, &[])]).collect();
+    let mut classes: Vec<Vec<Node>> = prices
+        .iter()
+        .map(|&price| vec![rewrite(price, &[])])
+        .collect();
     for element in 0..6 {
         let mut nodes = vec![original(3.0, &[])];
         let sets = (0..4).filter(|&set| covers[set].contains(&element));
@@ -200,7 +239,13 @@ fn the_solver_finds_what_local_search_misses() {
 fn malformed_graphs_are_named() {
     let leaf = || vec![original(1.0, &[])];
     let fails = |graph| extract(&graph, &Options::default()).unwrap_err();
-    assert_eq!(fails(graph(vec![], 0)), Error::Root { root: 0, classes: 0 });
+    assert_eq!(
+        fails(graph(vec![], 0)),
+        Error::Root {
+            root: 0,
+            classes: 0
+        }
+    );
     let child = graph(vec![vec![original(1.0, &[7])]], 0);
     assert_eq!(
         fails(child),
@@ -221,9 +266,18 @@ fn malformed_graphs_are_named() {
     );
     let no_program = graph(vec![vec![rewrite(1.0, &[])]], 0);
     assert_eq!(fails(no_program), Error::Original { root: 0 });
-    let valid = graph(vec![leaf(), vec![original(1.0, &[0]), rewrite(1.0, &[1])]], 1);
-    assert_eq!(valid.dag_cost(&[None, Some(0)]), Err(Error::Incomplete { class: 0 }));
-    assert_eq!(valid.dag_cost(&[Some(0), Some(1)]), Err(Error::Cyclic { class: 1 }));
+    let valid = graph(
+        vec![leaf(), vec![original(1.0, &[0]), rewrite(1.0, &[1])]],
+        1,
+    );
+    assert_eq!(
+        valid.dag_cost(&[None, Some(0)]),
+        Err(Error::Incomplete { class: 0 })
+    );
+    assert_eq!(
+        valid.dag_cost(&[Some(0), Some(1)]),
+        Err(Error::Cyclic { class: 1 })
+    );
     assert_eq!(valid.dag_cost(&[Some(0), Some(0)]), Ok(2.0));
 }
 
@@ -288,14 +342,18 @@ fn cook(recipe: &Recipe, cyclic: bool) -> Graph {
                 (0..class).collect()
             };
             let children = picks.iter().filter(|_| !readable.is_empty());
-            let children = children.map(|pick| readable[pick % readable.len()]).collect();
+            let children = children
+                .map(|pick| readable[pick % readable.len()])
+                .collect();
             Node {
                 cost: *cost,
                 children,
                 original,
             }
         });
-        Class { nodes: nodes.collect() }
+        Class {
+            nodes: nodes.collect(),
+        }
     });
     Graph {
         classes: classes.collect(),
@@ -312,7 +370,10 @@ fn check(graph: &Graph) -> Result<(), TestCaseError> {
         prop_assert!((cost - solution.cost).abs() < SLACK);
         prop_assert!(cost <= solution.costs.original + SLACK);
         prop_assert!(cost >= optimum - SLACK);
-        prop_assert!(solution.lower_bound <= optimum + SLACK, "{solution:?} {optimum}");
+        prop_assert!(
+            solution.lower_bound <= optimum + SLACK,
+            "{solution:?} {optimum}"
+        );
         prop_assert!(
             !solution.ilp_optimal || cost <= optimum + SLACK,
             "{solution:?} {optimum}"
@@ -348,136 +409,10 @@ proptest! {
     }
 }
 
-/// Transformer layers as saturation leaves them: merged query, key and value behind views, fused
-/// epilogues, decomposed composites, folded weights.
-fn network(layers: usize) -> Graph {
-    let mut classes: Vec<Vec<Node>> = vec![vec![original(0.0, &[])]];
-    let mut add = |nodes: Vec<Node>| {
-        classes.push(nodes);
-        classes.len() - 1
-    };
-    let mut x = 0;
-    for _ in 0..layers {
-        let weights: Vec<usize> = (0..16).map(|_| add(vec![original(0.0, &[])])).collect();
-        let pack = add(vec![rewrite(0.0, &weights[0..3])]);
-        let bias = add(vec![rewrite(0.0, &weights[3..6])]);
-        let product = add(vec![rewrite(8.5, &[x, pack])]);
-        let merged = add(vec![rewrite(9.0, &[x, pack, bias]), rewrite(1.5, &[product, bias])]);
-        let wide = add(vec![rewrite(0.0, &[merged])]);
-        let mut heads = Vec::new();
-        for at in 0..3 {
-            let weight = weights[at];
-            let bare = add(vec![original(4.0, &[x, weight])]);
-            let slice = add(vec![rewrite(0.2, &[wide]), rewrite(0.2, &[merged])]);
-            let mut linear = vec![original(1.0, &[bare, weights[3 + at]])];
-            linear.extend([rewrite(4.2, &[x, weight, weights[3 + at]]), rewrite(0.0, &[slice])]);
-            let linear = add(linear);
-            let view = add(vec![original(0.0, &[linear]), rewrite(0.0, &[slice])]);
-            let turned = add(vec![original(0.5, &[view])]);
-            heads.push(add(vec![original(0.0, &[turned]), rewrite(0.3, &[view])]));
-        }
-        let scores = add(vec![original(3.0, &[heads[0], heads[1]])]);
-        let scaled = add(vec![original(1.0, &[scores]), rewrite(3.2, &[heads[0], heads[1]])]);
-        let exp = add(vec![rewrite(1.2, &[scaled])]);
-        let sum = add(vec![rewrite(0.8, &[exp])]);
-        let soft = add(vec![original(2.0, &[scaled]), rewrite(1.0, &[exp, sum])]);
-        let flash = rewrite(3.5, &heads);
-        let attention = add(vec![original(3.0, &[soft, heads[2]]), flash]);
-        let back = add(vec![original(0.5, &[attention])]);
-        let flat = add(vec![original(0.0, &[back]), rewrite(0.3, &[attention])]);
-        let mut norm = |input: usize, weight: usize, add: &mut dyn FnMut(Vec<Node>) -> usize| {
-            let linear = add(vec![original(4.0, &[input, weights[weight]])]);
-            let biased = vec![
-                original(1.0, &[linear, weights[9]]),
-                rewrite(4.2, &[input, weights[weight], weights[9]]),
-            ];
-            let biased = add(biased);
-            let sum = vec![
-                original(1.0, &[x, biased]),
-                rewrite(4.4, &[input, weights[weight], weights[9], x]),
-            ];
-            let sum = add(sum);
-            let mean = add(vec![rewrite(0.7, &[sum])]);
-            let centred = add(vec![rewrite(0.7, &[sum, mean])]);
-            let mut norm = vec![
-                original(2.0, &[sum, weights[10]]),
-                rewrite(1.4, &[centred, weights[10]]),
-            ];
-            norm.push(rewrite(2.3, &[x, biased, weights[10]]));
-            x = add(norm);
-            x
-        };
-        let mid = norm(flat, 6, &mut add);
-        let up = add(vec![original(8.0, &[mid, weights[11]])]);
-        let mut biased = vec![original(1.5, &[up, weights[12]])];
-        biased.push(rewrite(8.4, &[mid, weights[11], weights[12]]));
-        let biased = add(biased);
-        let mut gelu = vec![original(1.5, &[biased]), rewrite(8.6, &[mid, weights[11], weights[12]])];
-        gelu.push(rewrite(4.0, &[biased, weights[13]]));
-        let gelu = add(gelu);
-        norm(gelu, 7, &mut add);
-    }
-    graph(classes, x)
-}
-
 #[test]
 fn layers_are_solved_alike() {
     let (one, twelve) = (run(&network(1)), run(&network(12)));
     assert!(one.ilp_optimal && twelve.ilp_optimal);
     assert!((twelve.cost - 12.0 * one.cost).abs() < 1e-6);
     assert!(one.cost < one.costs.dag_greedy, "the merge pays: {one:?}");
-}
-
-#[test]
-#[ignore = "prints timings; run in release with --ignored"]
-fn timings() {
-    let mut out = std::io::stderr();
-    let millis = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    for layers in [1, 12, 48, 96, 192] {
-        let graph = network(layers);
-        let nodes: usize = graph.classes.iter().map(|class| class.nodes.len()).sum();
-        writeln!(out, "{layers} layers: {nodes} nodes, {} classes", graph.classes.len()).unwrap();
-        for _ in 0..2 {
-            let start = Instant::now();
-            let mut problem = Problem::new(&graph).unwrap();
-            let built = millis(start);
-            let start = Instant::now();
-            cycles::arrange(&mut problem);
-            let arranged = millis(start);
-            let start = Instant::now();
-            reduce::reduce(&mut problem);
-            let reduced = millis(start);
-            let start = Instant::now();
-            let tree = greedy::tree(&problem);
-            let by_tree = millis(start);
-            let start = Instant::now();
-            let dag = greedy::dag(&problem);
-            let by_dag = millis(start);
-            let readers = problem.readers();
-            let start = Instant::now();
-            let flipped = flip::flip(&problem, &readers, dag.clone());
-            let flip = millis(start);
-            let costs = [&tree, &dag, &flipped].map(|choice| problem.cost(choice));
-            let start = Instant::now();
-            let exact = ilp::solve(&problem, dag, &Options::default());
-            let ilp = millis(start);
-            let start = Instant::now();
-            let solution = extract(&graph, &Options::default()).unwrap();
-            let whole = millis(start);
-            writeln!(
-                out,
-                "  build {built:.2} arrange {arranged:.2} reduce {reduced:.2} (to {} nodes, {} classes) \
-                 tree {by_tree:.2} dag {by_dag:.2} flip {flip:.2} ilp from greedy {ilp:.2} ms ({}); \
-                 all {whole:.2} ms; tree, dag, flip {costs:.1?}; {:?} {:.1} of {:.1}, bound {:.1}",
-                problem.nodes.len(),
-                problem.len(),
-                exact.optimal,
-                solution.method,
-                solution.cost,
-                solution.costs.original,
-                solution.lower_bound
-            )
-            .unwrap();
-        }
-    }
 }

@@ -118,6 +118,9 @@ pub struct Captured {
     pub records: Vec<Record>,
     /// Records that are results.
     pub outputs: Vec<u32>,
+    /// The graph will be differentiated by torch: what stops gradients must stay.
+    #[serde(default)]
+    pub autograd: bool,
     /// Example values of symbols.
     #[serde(default)]
     pub hints: BTreeMap<String, i64>,

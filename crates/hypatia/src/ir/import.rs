@@ -41,7 +41,7 @@ pub fn import(captured: &Captured) -> Result<Program> {
                 weight: record.weight,
             })?
         } else {
-            match known_call(&mut program, record, &ty, &ids) {
+            match known_call(&mut program, record, &ty, &ids, captured.autograd) {
                 Some(id) => id,
                 None => opaque(&mut program, i as u32, record, ty, &ids)?,
             }
@@ -92,7 +92,7 @@ fn opaque(program: &mut Program, index: u32, record: &Record, ty: Ty, ids: &[Id]
 }
 
 /// The call as ops of the table, if one of them means exactly this.
-fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id]) -> Option<Id> {
+fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autograd: bool) -> Option<Id> {
     if record.effect {
         return None;
     }
@@ -103,6 +103,9 @@ fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id]) -> Op
         .map(|a| bind(program, a, ids))
         .collect::<Option<Vec<_>>>()?;
     for (op, call) in table().by_target(&record.target) {
+        if autograd && table().row(op).name == "detach" {
+            continue;
+        }
         let root = program.root;
         if let Some(id) = try_call(program, op, call, &args) {
             if program.ty(id) == ty {

@@ -119,12 +119,14 @@ pub fn print(program: &Program) -> String {
     }
     let mut names: BTreeMap<Id, String> = BTreeMap::new();
     let mut out = String::new();
+    let mut lets = 0;
     for id in program.reachable() {
         let node = program.node(id);
         let shared = uses.get(&id).copied().unwrap_or(0) > 1;
         let text = expression(program, node, &names);
         if shared && !node.children.is_empty() {
-            let name = format!("v{}", names.len());
+            let name = format!("v{lets}");
+            lets += 1;
             // Writing to a string cannot fail.
             let _ = writeln!(out, "(let {name} {text})");
             names.insert(id, name);

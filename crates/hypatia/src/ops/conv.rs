@@ -1,6 +1,6 @@
 //! Convolution and pooling: windows that slide over the last dimensions.
 
-use super::{Args, Check, Row, Vals, op};
+use super::{Args, Check, Row, Vals, known_shape, op};
 use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val, for_each_index};
@@ -29,17 +29,11 @@ impl Window {
             (Some(room), Some(size)) => {
                 let n = (room + if up { self.stride - 1 } else { 0 }) / self.stride + 1;
                 // No window starts behind the elements and the padding before them.
-                Ok(Dim::Const(if up && (n - 1) * self.stride >= size + self.padding {
-                    n - 1
-                } else {
-                    n
-                }))
+                let behind = up && (n - 1) * self.stride >= size + self.padding;
+                Ok(Dim::Const(n - i64::from(behind)))
             }
             _ if self.stride == 1 => Ok(room.add(&Dim::Const(1))),
-            _ => Err(format!(
-                "places with stride {} in size {size} are not known",
-                self.stride
-            )),
+            _ => Err(format!("places in size {size} are not known")),
         }
     }
 
@@ -50,39 +44,29 @@ impl Window {
 }
 
 /// The windows that lists of sizes, strides, paddings and dilations describe.
-fn windows(sizes: &[i64], strides: &[i64], paddings: &[i64], dilations: &[i64]) -> Check<Vec<Window>> {
-    if [strides, paddings, dilations]
-        .iter()
-        .any(|list| list.len() != sizes.len())
-    {
+fn windows(sizes: &[i64], lists: [&[i64]; 3]) -> Check<Vec<Window>> {
+    if lists.iter().any(|list| list.len() != sizes.len()) {
         return Err("strides, paddings and dilations must be one for each dimension".into());
     }
-    let window = |i: usize| Window {
-        size: sizes[i],
-        stride: strides[i],
-        padding: paddings[i],
-        dilation: dilations[i],
+    let window = |(i, size): (usize, &i64)| {
+        let [stride, padding, dilation] = lists.map(|list| list[i]);
+        let good = *size > 0 && stride > 0 && padding >= 0 && dilation > 0;
+        good.then_some(Window {
+            size: *size,
+            stride,
+            padding,
+            dilation,
+        })
     };
-    let all: Vec<Window> = (0..sizes.len()).map(window).collect();
-    match all
-        .iter()
-        .any(|w| w.size < 1 || w.stride < 1 || w.padding < 0 || w.dilation < 1)
-    {
-        true => Err("a window's size, stride or dilation is not positive, or its padding is negative".into()),
-        false => Ok(all),
-    }
+    let all: Option<Vec<Window>> = sizes.iter().enumerate().map(window).collect();
+    all.ok_or_else(|| "a window's size, stride, padding or dilation is too small".into())
 }
 
 /// Operands: `x w b stride padding dilation groups`.
 fn conv_windows(a: &Args) -> Check<Vec<Window>> {
-    let w = a.t(1)?;
-    let sizes: Option<Vec<i64>> = w.shape.iter().skip(2).map(Dim::known).collect();
-    windows(
-        &sizes.ok_or("the kernel's size is not known")?,
-        &a.known(3)?,
-        &a.known(4)?,
-        &a.known(5)?,
-    )
+    let sizes: Option<Vec<i64>> = a.t(1)?.shape.iter().skip(2).map(Dim::known).collect();
+    let sizes = sizes.ok_or("the kernel's size is not known")?;
+    windows(&sizes, [&a.known(3)?, &a.known(4)?, &a.known(5)?])
 }
 
 fn conv(a: &Args) -> Check<Ty> {
@@ -96,10 +80,10 @@ fn conv(a: &Args) -> Check<Ty> {
     if !grouped || empty || w.shape[1].scale(groups) != x.shape[1] {
         return Err(format!("{w} in {groups} groups does not fit {x}"));
     }
-    if let Some(b) = a.opt(2)? {
-        if !alike(b) || b.shape[..] != w.shape[..1] {
-            return Err(format!("bias {b} does not fit {w}"));
-        }
+    if let Some(b) = a.opt(2)?
+        && (!alike(b) || b.shape[..] != w.shape[..1])
+    {
+        return Err(format!("bias {b} does not fit {w}"));
     }
     let mut shape = vec![x.shape[0].clone(), w.shape[0].clone()];
     for (window, size) in conv_windows(a)?.iter().zip(&x.shape[2..]) {
@@ -162,19 +146,22 @@ fn pooled(x: &TensorType, windows: &[Window], up: bool) -> Check<TensorType> {
     Ok(x.with_shape(shape))
 }
 
-fn pair(windows: Vec<Window>) -> Check<[Window; 2]> {
-    windows.try_into().map_err(|_| "a window has two sizes".into())
+/// The windows of `x kernel stride padding …`; one that names no stride moves by its size.
+fn pool_windows(a: &Args, dilation: &[i64]) -> Check<[Window; 2]> {
+    let (sizes, strides) = (a.known(1)?, a.known(2)?);
+    let strides = if strides.is_empty() { &sizes } else { &strides };
+    let all = windows(&sizes, [strides, &a.known(3)?, dilation])?;
+    all.try_into().map_err(|_| "a window has two sizes".into())
 }
 
 /// Operands: `x kernel stride padding dilation ceil`.
 fn max_windows(a: &Args) -> Check<[Window; 2]> {
-    pair(windows(&a.known(1)?, &a.known(2)?, &a.known(3)?, &a.known(4)?)?)
+    pool_windows(a, &a.known(4)?)
 }
 
 /// Operands: `x kernel stride padding ceil count_padding`.
 fn avg_windows(a: &Args) -> Check<[Window; 2]> {
-    let sizes = a.known(1)?;
-    pair(windows(&sizes, &a.known(2)?, &a.known(3)?, &vec![1; sizes.len()])?)
+    pool_windows(a, &[1, 1])
 }
 
 fn max_pool(a: &Args) -> Check<TensorType> {
@@ -204,7 +191,7 @@ fn window_max(x: &Arr, [wh, ww]: &[Window; 2], i: &[usize]) -> (f64, f64) {
 
 fn eval_max_pool(v: &Vals, out: &TensorType, part: fn((f64, f64)) -> f64) -> Check<Val> {
     let (x, windows) = (v.a(0)?, max_windows(&v.args())?);
-    let shape = super::args::known_shape(&out.shape)?;
+    let shape = known_shape(&out.shape)?;
     Ok(Val::arr(Arr::from_fn(shape, |i| part(window_max(x, &windows, i)))))
 }
 
@@ -220,11 +207,8 @@ fn eval_avg_pool(v: &Vals) -> Check<Val> {
             // What hangs over the padding at the end is not counted even if padding is.
             let end = (start + w.size).min(size + w.padding);
             let inside = start.max(0)..end.min(size);
-            count *= if count_padding {
-                end - start
-            } else {
-                inside.end - inside.start
-            };
+            let counted = if count_padding { start..end } else { inside.clone() };
+            count *= counted.end - counted.start;
             inside.start as usize..inside.end.max(inside.start) as usize
         });
         window_sum(x, i, ranges) / count as f64
@@ -284,42 +268,17 @@ macro_rules! convolutions {
     };
 }
 
-/// A window that names no stride moves by its size.
+/// torch's calls of a max pooling, which may leave out what is last.
 macro_rules! max_pools {
-    ($op:literal, $call:literal) => {
+    ($($op:literal, $call:literal)*) => {
         &[
-            concat!(
-                $call,
-                "(x, kernel, [], padding, dilation, ceil) => (",
-                $op,
-                " x kernel kernel padding dilation ceil)"
-            ),
-            concat!(
-                $call,
-                "(x, kernel, [], padding) => (",
-                $op,
-                " x kernel kernel padding [1,1] false)"
-            ),
-            concat!($call, "(x, kernel, stride, padding, dilation, ceil)"),
-            concat!(
-                $call,
-                "(x, kernel, stride, padding, dilation) => (",
-                $op,
-                " x kernel stride padding dilation false)"
-            ),
-            concat!(
-                $call,
-                "(x, kernel, stride, padding) => (",
-                $op,
-                " x kernel stride padding [1,1] false)"
-            ),
-            concat!(
-                $call,
-                "(x, kernel, stride) => (",
-                $op,
-                " x kernel stride [0,0] [1,1] false)"
-            ),
-            concat!($call, "(x, kernel) => (", $op, " x kernel kernel [0,0] [1,1] false)"),
+            $(
+                concat!($call, "(x, kernel, stride, padding, dilation, ceil)"),
+                concat!($call, "(x, kernel, stride, padding, dilation) => (", $op, " x kernel stride padding dilation false)"),
+                concat!($call, "(x, kernel, stride, padding) => (", $op, " x kernel stride padding [1,1] false)"),
+                concat!($call, "(x, kernel, stride) => (", $op, " x kernel stride [0,0] [1,1] false)"),
+                concat!($call, "(x, kernel) => (", $op, " x kernel kernel [0,0] [1,1] false)"),
+            )*
         ]
     };
 }
@@ -369,8 +328,6 @@ pub(super) fn rows() -> Vec<Row> {
             "avg_pool2d",
             "x:T kernel:ints stride:ints padding:ints ceil:bool count_padding:bool",
             &[
-                "avg_pool2d.default(x, kernel, [], padding, ceil, count) => (avg_pool2d x kernel kernel padding ceil count)",
-                "avg_pool2d.default(x, kernel, [], padding) => (avg_pool2d x kernel kernel padding false true)",
                 "avg_pool2d.default(x, kernel, stride, padding, ceil, count_padding)",
                 "avg_pool2d.default(x, kernel, stride, padding, ceil) => (avg_pool2d x kernel stride padding ceil true)",
                 "avg_pool2d.default(x, kernel, stride, padding) => (avg_pool2d x kernel stride padding false true)",
@@ -393,4 +350,33 @@ pub(super) fn rows() -> Vec<Row> {
             Cost::Reduce(1.0),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_a_window() {
+        let w = Window {
+            size: 2,
+            stride: 2,
+            padding: 1,
+            dilation: 1,
+        };
+        assert_eq!(w.places(&Dim::Const(5), false), Ok(Dim::Const(3)));
+        // A fourth would start in the padding at the end.
+        assert_eq!(w.places(&Dim::Const(5), true), Ok(Dim::Const(3)));
+        assert!(w.places(&Dim::symbol("s0"), false).is_err());
+        let w = Window {
+            stride: 1,
+            dilation: 3,
+            ..w
+        };
+        assert_eq!(
+            w.places(&Dim::symbol("s0"), false),
+            Ok(Dim::symbol("s0").sub(&Dim::Const(1)))
+        );
+        assert!(w.places(&Dim::Const(1), false).is_err());
+    }
 }

@@ -97,11 +97,8 @@ fn eval_taken(v: &Vals, place: fn(&[usize], usize) -> Vec<usize>) -> Check<Val> 
 fn softmax(a: &Args) -> Check<Ty> {
     let x = a.t(0)?;
     a.dim_of(1, x)?;
-    if x.dtype.is_float() {
-        Ok(Ty::Tensor(x.clone()))
-    } else {
-        Err(format!("not defined for {x}"))
-    }
+    let float = x.dtype.is_float().then(|| Ty::Tensor(x.clone()));
+    float.ok_or_else(|| format!("not defined for {x}"))
 }
 
 /// Computed and returned in fp32 from half precision.
@@ -133,6 +130,14 @@ fn shares(x: &Arr, dim: usize, f: fn(f64, f64) -> f64) -> Arr {
     Arr::from_fn(x.shape.clone(), |i| f(x.at(i) - m.at_broadcast(i), sum.at_broadcast(i)))
 }
 
+fn share(distance: f64, sum: f64) -> f64 {
+    distance.exp() / sum
+}
+
+fn log_share(distance: f64, sum: f64) -> f64 {
+    distance - sum.ln()
+}
+
 fn eval_softmax(v: &Vals, f: fn(f64, f64) -> f64) -> Check<Val> {
     let dim = v.args().dim_of(1, v.args().t(0)?)?;
     Ok(Val::arr(shares(v.a(0)?, dim, f)))
@@ -146,19 +151,13 @@ fn sizes<'a>(a: &Args<'a>) -> Check<(&'a [Dim], &'a Dim, &'a Dim, &'a Dim, &'a D
     if r < 2 || !q.dtype.is_float() || !alike(k) || !alike(v) {
         return Err(format!("{q}, {k} and {v} do not attend"));
     }
-    let batch = &q.shape[..r - 2];
-    let fits = &k.shape[..r - 2] == batch && k.shape[r - 1] == q.shape[r - 1] && v.shape[..r - 1] == k.shape[..r - 1];
+    let (batch, [queries, width]) = (&q.shape[..r - 2], [&q.shape[r - 2], &q.shape[r - 1]]);
+    let fits = &k.shape[..r - 2] == batch && k.shape[r - 1] == *width && v.shape[..r - 1] == k.shape[..r - 1];
     // Without width there is no scale.
-    if !fits || q.shape[r - 1].is(0) {
+    if !fits || width.is(0) {
         return Err(format!("{q}, {k} and {v} do not fit"));
     }
-    Ok((
-        batch,
-        &q.shape[r - 2],
-        &k.shape[r - 2],
-        &q.shape[r - 1],
-        &v.shape[r - 1],
-    ))
+    Ok((batch, queries, &k.shape[r - 2], width, &v.shape[r - 1]))
 }
 
 /// Operands `q k v mask causal scale`, and more that have no influence on the first result.
@@ -176,25 +175,23 @@ fn attention(a: &Args) -> Check<Ty> {
     if *a.attr(5)? != Attr::None {
         a.attr(5)?.number().ok_or("the scale must be a number")?;
     }
-    Ok(Ty::Tensor(q.with_shape(
-        batch.iter().chain([queries, width]).cloned().collect::<Vec<_>>(),
-    )))
+    let shape: Vec<Dim> = batch.iter().chain([queries, width]).cloned().collect();
+    Ok(Ty::Tensor(q.with_shape(shape)))
 }
 
 /// A fused kernel's tuple: what follows the result is the kernel's own business.
-fn attention_tuple(a: &Args, rest: usize) -> Check<Ty> {
+fn several(a: &Args, rest: usize) -> Check<Ty> {
     let rest = std::iter::repeat_n(Ty::Unknown, rest);
     Ok(Ty::Tuple(std::iter::once(attention(a)?).chain(rest).collect()))
 }
 
 /// Kernels that end the causal triangle in the last corner agree with torch on squares only.
-fn square(a: &Args) -> Check<()> {
+fn several_square(a: &Args, rest: usize) -> Check<Ty> {
     let (_, queries, keys, ..) = sizes(a)?;
     if a.flag(4)? && queries != keys {
-        Err("causal, and not as many queries as keys".into())
-    } else {
-        Ok(())
+        return Err("causal, and not as many queries as keys".into());
     }
+    several(a, rest)
 }
 
 /// The operands of a kernel that takes no mask.
@@ -202,14 +199,30 @@ fn unmasked<T: Clone>(operands: &[T], none: T) -> Vec<T> {
     [&operands[..3], &[none], &operands[3..]].concat()
 }
 
+fn attention_flash(a: &Args) -> Check<Ty> {
+    several_square(&Args(&unmasked(a.0, Ty::Attr(Attr::None))), 8)
+}
+
+fn eval_flash(v: &Vals) -> Check<Val> {
+    let vals = unmasked(v.vals, Val::Attr(Attr::None));
+    let types = unmasked(v.types, Ty::Attr(Attr::None));
+    eval_several(
+        &Vals {
+            vals: &vals,
+            types: &types,
+            out: v.out,
+        },
+        8,
+    )
+}
+
 fn attention_cpu(a: &Args) -> Check<Ty> {
     let (batch, queries, ..) = sizes(a)?;
     let q = a.t(0)?;
     let sums: Vec<Dim> = batch.iter().chain([queries]).cloned().collect();
     let dtype = if q.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    Ok(Ty::Tuple(
-        [attention(a)?, Ty::Tensor(q.with_shape(sums).with_dtype(dtype))].into(),
-    ))
+    let sums = Ty::Tensor(q.with_shape(sums).with_dtype(dtype));
+    Ok(Ty::Tuple([attention(a)?, sums].into()))
 }
 
 /// Scores of every query and key, scaled and masked.
@@ -244,7 +257,7 @@ fn scores(v: &Vals) -> Check<Arr> {
 fn eval_attention(v: &Vals) -> Check<Val> {
     let (scores, values) = (scores(v)?, v.a(2)?);
     let r = scores.shape.len();
-    let weights = shares(&scores, r - 1, |distance, sum| distance.exp() / sum);
+    let weights = shares(&scores, r - 1, share);
     let nothing = scores.reduce(&[r - 1], true, |xs| f64::from(hidden(xs)));
     let mut shape = scores.shape.clone();
     shape[r - 1] = values.shape[r - 1];
@@ -262,7 +275,7 @@ fn eval_attention(v: &Vals) -> Check<Val> {
     })))
 }
 
-fn eval_attention_cpu(v: &Vals) -> Check<Val> {
+fn eval_cpu(v: &Vals) -> Check<Val> {
     let scores = scores(v)?;
     let sums = scores.reduce(&[scores.shape.len() - 1], false, |xs| match hidden(xs) {
         true => 0.0,
@@ -271,154 +284,95 @@ fn eval_attention_cpu(v: &Vals) -> Check<Val> {
     Ok(Val::Tuple(vec![eval_attention(v)?, Val::arr(sums)]))
 }
 
-fn eval_attention_tuple(v: &Vals, rest: usize) -> Check<Val> {
+fn eval_several(v: &Vals, rest: usize) -> Check<Val> {
     let rest = std::iter::repeat_n(Val::Attr(Attr::None), rest);
     Ok(Val::Tuple(std::iter::once(eval_attention(v)?).chain(rest).collect()))
 }
 
-fn attention_work(a: &Args, _: &Ty) -> Check<Dim> {
+fn work(a: &Args, _: &Ty) -> Check<Dim> {
     let (batch, queries, keys, width, out) = sizes(a)?;
     Ok(product(batch).mul(queries).mul(keys).mul(&width.add(out)))
 }
 
+/// A paragraph for each row: name and operands => type, value, cost, calls.
+macro_rules! lookups {
+    ($($name:literal $operands:literal => $infer:expr, $eval:expr, $cost:expr, [$($call:literal,)*];)*) => {
+        vec![$(op($name, $operands, &[$($call),*], $infer, $eval, $cost)),*]
+    };
+}
+
 pub(super) fn rows() -> Vec<Row> {
-    vec![
-        op(
-            "embedding",
-            // The padding counts in the gradient only.
-            "w:T index:T padding:int",
-            &[
-                "embedding.default(w, index, padding)",
-                "embedding.default(w, index) => (embedding w index -1)",
-            ],
-            embedding,
-            eval_embedding,
-            Cost::Gather,
-        ),
-        op(
-            "gather",
-            "x:T dim:dim index:T",
-            &["gather.default(x, dim, index)"],
-            gather,
-            |v| eval_taken(v, |i, _| i.to_vec()),
-            Cost::Gather,
-        ),
-        op(
-            "index_select",
-            "x:T dim:dim index:T",
-            &["index_select.default(x, dim, index)"],
-            index_select,
-            |v| eval_taken(v, |i, d| vec![i[d]]),
-            Cost::Gather,
-        ),
-        op(
-            "softmax",
-            "x:T dim:dim",
-            &[
-                "_softmax.default(x, dim, false)",
-                "softmax.int(x, dim) => (softmax x ($dim x dim))",
-            ],
-            softmax,
-            |v| eval_softmax(v, |distance, sum| distance.exp() / sum),
-            Cost::Reduce(8.0),
-        ),
-        op(
-            "softmax_f32",
-            "x:T dim:dim",
-            &[
-                "softmax.int(x, dim, f32)",
-                "_softmax.default(x, dim, true) => (softmax_f32 x ($dim x dim))",
-            ],
-            softmax_f32,
-            |v| eval_softmax(v, |distance, sum| distance.exp() / sum),
-            Cost::Reduce(8.0),
-        ),
-        op(
-            "log_softmax",
-            "x:T dim:dim",
-            &[
-                "_log_softmax.default(x, dim, false)",
-                "log_softmax.int(x, dim) => (log_softmax x ($dim x dim))",
-            ],
-            softmax,
-            |v| eval_softmax(v, |distance, sum| distance - sum.ln()),
-            Cost::Reduce(8.0),
-        ),
-        op(
-            "attention",
-            "q:T k:T v:T mask:T? causal:bool scale:float?",
-            &[
-                "scaled_dot_product_attention.default(q, k, v, mask, 0.0, causal, scale)",
-                "scaled_dot_product_attention.default(q, k, v, mask, 0.0, causal) => (attention q k v mask causal none)",
-                "scaled_dot_product_attention.default(q, k, v, mask) => (attention q k v mask false none)",
-                "scaled_dot_product_attention.default(q, k, v) => (attention q k v none false none)",
-            ],
-            attention,
-            eval_attention,
-            Cost::Matrix(attention_work),
-        ),
-        op(
-            "attention_cpu",
-            "q:T k:T v:T mask:T? causal:bool scale:float?",
-            &[
-                "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, mask, scale)",
-                "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, mask) => (attention_cpu q k v mask causal none)",
-                "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal) => (attention_cpu q k v none causal none)",
-                "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v) => (attention_cpu q k v none false none)",
-            ],
-            attention_cpu,
-            eval_attention_cpu,
-            Cost::Matrix(attention_work),
-        ),
-        op(
-            "attention_efficient",
-            "q:T k:T v:T mask:T? causal:bool scale:float? sums:bool",
-            &[
-                "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums, 0.0, causal, scale)",
-                "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums, 0.0, causal) => (attention_efficient q k v mask causal none sums)",
-                "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums) => (attention_efficient q k v mask false none sums)",
-            ],
-            |a| attention_tuple(a, 3),
-            |v| eval_attention_tuple(v, 3),
-            Cost::Matrix(attention_work),
-        ),
-        op(
-            "attention_flash",
-            "q:T k:T v:T causal:bool scale:float?",
-            &[
-                "_scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, false, scale)",
-                "_scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal) => (attention_flash q k v causal none)",
-                "_scaled_dot_product_flash_attention.default(q, k, v) => (attention_flash q k v false none)",
-            ],
-            |a| {
-                let all = unmasked(a.0, Ty::Attr(Attr::None));
-                square(&Args(&all)).and_then(|()| attention_tuple(&Args(&all), 8))
-            },
-            |v| {
-                let vals = unmasked(v.vals, Val::Attr(Attr::None));
-                let types = unmasked(v.types, Ty::Attr(Attr::None));
-                eval_attention_tuple(
-                    &Vals {
-                        vals: &vals,
-                        types: &types,
-                        out: v.out,
-                    },
-                    8,
-                )
-            },
-            Cost::Matrix(attention_work),
-        ),
-        op(
-            "attention_cudnn",
-            "q:T k:T v:T mask:T? causal:bool scale:float? sums:bool",
-            &[
-                "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums, 0.0, causal, false, scale)",
-                "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums, 0.0, causal) => (attention_cudnn q k v mask causal none sums)",
-                "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums) => (attention_cudnn q k v mask false none sums)",
-            ],
-            |a| square(a).and_then(|()| attention_tuple(a, 8)),
-            |v| eval_attention_tuple(v, 8),
-            Cost::Matrix(attention_work),
-        ),
-    ]
+    lookups! {
+        // The padding counts in the gradient only.
+        "embedding" "w:T index:T padding:int" => embedding, eval_embedding, Cost::Gather, [
+            "embedding.default(w, index, padding)",
+            "embedding.default(w, index) => (embedding w index -1)",
+        ];
+        "gather" "x:T dim:dim index:T" => gather, |v| eval_taken(v, |i, _| i.to_vec()), Cost::Gather, [
+            "gather.default(x, dim, index)",
+        ];
+        "index_select" "x:T dim:dim index:T" => index_select, |v| eval_taken(v, |i, d| vec![i[d]]), Cost::Gather, [
+            "index_select.default(x, dim, index)",
+        ];
+        "softmax" "x:T dim:dim" => softmax, |v| eval_softmax(v, share), Cost::Reduce(8.0), [
+            "_softmax.default(x, dim, false)",
+            "softmax.int(x, dim) => (softmax x ($dim x dim))",
+        ];
+        "softmax_f32" "x:T dim:dim" => softmax_f32, |v| eval_softmax(v, share), Cost::Reduce(8.0), [
+            "softmax.int(x, dim, f32)",
+            "_softmax.default(x, dim, true) => (softmax_f32 x ($dim x dim))",
+        ];
+        "log_softmax" "x:T dim:dim" => softmax, |v| eval_softmax(v, log_share), Cost::Reduce(8.0), [
+            "_log_softmax.default(x, dim, false)",
+            "log_softmax.int(x, dim) => (log_softmax x ($dim x dim))",
+        ];
+        "log_softmax_f32" "x:T dim:dim" => softmax_f32, |v| eval_softmax(v, log_share), Cost::Reduce(8.0), [
+            "log_softmax.int(x, dim, f32)",
+            "_log_softmax.default(x, dim, true) => (log_softmax_f32 x ($dim x dim))",
+        ];
+        "attention" "q:T k:T v:T mask:T? causal:bool scale:float?" => attention, eval_attention, Cost::Matrix(work), [
+            "scaled_dot_product_attention.default(q, k, v, mask, 0.0, causal, scale)",
+            "scaled_dot_product_attention.default(q, k, v, mask, 0.0, causal) => (attention q k v mask causal none)",
+            "scaled_dot_product_attention.default(q, k, v, mask) => (attention q k v mask false none)",
+            "scaled_dot_product_attention.default(q, k, v) => (attention q k v none false none)",
+        ];
+        "attention_cpu" "q:T k:T v:T mask:T? causal:bool scale:float?" => attention_cpu, eval_cpu, Cost::Matrix(work), [
+            "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, mask, scale)",
+            "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, mask) => (attention_cpu q k v mask causal none)",
+            "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal) => (attention_cpu q k v none causal none)",
+            "_scaled_dot_product_flash_attention_for_cpu.default(q, k, v) => (attention_cpu q k v none false none)",
+        ];
+        "attention_efficient" "q:T k:T v:T mask:T? causal:bool scale:float? sums:bool" => |a| several(a, 3), |v| eval_several(v, 3), Cost::Matrix(work), [
+            "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums, 0.0, causal, scale)",
+            "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums, 0.0, causal) => (attention_efficient q k v mask causal none sums)",
+            "_scaled_dot_product_efficient_attention.default(q, k, v, mask, sums) => (attention_efficient q k v mask false none sums)",
+        ];
+        "attention_cudnn" "q:T k:T v:T mask:T? causal:bool scale:float? sums:bool" => |a| several_square(a, 8), |v| eval_several(v, 8), Cost::Matrix(work), [
+            "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums, 0.0, causal, false, scale)",
+            "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums, 0.0, causal) => (attention_cudnn q k v mask causal none sums)",
+            "_scaled_dot_product_cudnn_attention.default(q, k, v, mask, sums) => (attention_cudnn q k v mask false none sums)",
+        ];
+        "attention_flash" "q:T k:T v:T causal:bool scale:float?" => attention_flash, eval_flash, Cost::Matrix(work), [
+            "_scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, false, scale)",
+            "_scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal) => (attention_flash q k v causal none)",
+            "_scaled_dot_product_flash_attention.default(q, k, v) => (attention_flash q k v false none)",
+        ];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_all_is_hidden_a_softmax_is_nan() {
+        let x = Arr::new(
+            vec![2, 2],
+            vec![f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0],
+        );
+        let out = shares(&x, 1, share);
+        assert!(out.data[0].is_nan() && out.data[1].is_nan());
+        assert_eq!(out.data[2..], [0.0, 1.0]);
+        assert!(hidden(&x.data[..2]) && !hidden(&x.data[2..]));
+    }
 }

@@ -3,7 +3,7 @@
 //! An op that torch runs as a kernel with several results stands beside the op on the first of
 //! them (`native_layer_norm` and `layer_norm`), so that rules need only know the latter.
 
-use super::{Args, Check, Row, Vals, op};
+use super::{Args, Check, Row, Vals, known_shape, op};
 use crate::attr::Attr;
 use crate::cost::Cost;
 use crate::dim::{Dim, product};
@@ -196,7 +196,7 @@ fn column(v: &Vals, item: usize, data: Vec<f64>) -> Check<Val> {
         Ty::Tuple(items) => items.get(item).and_then(Ty::tensor),
         _ => None,
     };
-    let shape = super::args::known_shape(&ty.ok_or("the result is no tuple of tensors")?.shape)?;
+    let shape = known_shape(&ty.ok_or("the result is no tuple of tensors")?.shape)?;
     Ok(Val::arr(Arr::new(shape, data)))
 }
 
@@ -357,4 +357,32 @@ pub(super) fn rows() -> Vec<Row> {
             Cost::View,
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dim::dims;
+
+    #[test]
+    fn statistics_are_stored_as_the_device_does() {
+        for (device, dtype) in [(0, DType::BF16), (1, DType::F32)] {
+            let x = TensorType {
+                shape: dims(&[2, 3, 4]),
+                dtype: DType::BF16,
+                device: Device(device),
+            };
+            let none = Ty::Attr(Attr::None);
+            let operands = [
+                Ty::Tensor(x.clone()),
+                Ty::Attr(Attr::ints(&[4])),
+                none.clone(),
+                none,
+                Ty::Attr(Attr::float(0.1)),
+            ];
+            let mean = Ty::Tensor(x.with_shape(dims(&[2, 3, 1])).with_dtype(dtype));
+            let want = Ty::Tuple([Ty::Tensor(x), mean.clone(), mean].into());
+            assert_eq!(native_layer_norm(&Args(&operands)), Ok(want));
+        }
+    }
 }

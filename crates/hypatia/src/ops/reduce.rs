@@ -1,21 +1,22 @@
 //! Reductions: the elements along some dimensions become one number each.
-
-use std::sync::Arc;
+//!
+//! The first operand is reduced, the second says along which dimensions, the last whether they
+//! stay as dimensions of size one.
 
 use super::{Args, Check, Row, Vals, op};
 use crate::attr::Attr;
 use crate::cost::Cost;
 use crate::dim::Dim;
-use crate::eval::{Arr, Val};
+use crate::eval::Val;
 use crate::ty::{DType, Ty};
 
-/// The dimensions that an operand names, as indices into the first operand's shape.
-fn dims_at(a: &Args, at: usize) -> Check<Vec<usize>> {
+/// The reduced dimensions, as indices into the first operand's shape.
+fn dims_of(a: &Args) -> Check<Vec<usize>> {
     let x = a.t(0)?;
-    if let Attr::Int(_) = a.attr(at)? {
-        return Ok(vec![a.dim_of(at, x)?]);
+    if let Attr::Int(_) = a.attr(1)? {
+        return Ok(vec![a.dim_of(1, x)?]);
     }
-    let dims = a.dims_of(at, x)?;
+    let dims = a.dims_of(1, x)?;
     // torch takes an empty list for all dimensions: only without any are the two the same.
     if dims.is_empty() && x.rank() > 0 {
         return Err("no dimension is given".into());
@@ -23,29 +24,25 @@ fn dims_at(a: &Args, at: usize) -> Check<Vec<usize>> {
     Ok(dims)
 }
 
-/// The first operand's type with some dimensions reduced.
-fn reduced(a: &Args, dims: usize, keep: usize, dtype: fn(DType) -> Check<DType>) -> Check<Ty> {
-    let (x, keep) = (a.t(0)?, a.flag(keep)?);
-    let dims = dims_at(a, dims)?;
-    let left = x
-        .shape
-        .iter()
-        .enumerate()
-        .filter_map(|(i, size)| match (dims.contains(&i), keep) {
-            (false, _) => Some(size.clone()),
-            (true, true) => Some(Dim::Const(1)),
-            (true, false) => None,
-        });
-    let shape: Arc<[Dim]> = left.collect();
+fn reduced(a: &Args, dtype: fn(DType) -> Check<DType>) -> Check<Ty> {
+    let (x, dims, keep) = (a.t(0)?, dims_of(a)?, a.flag(a.len() - 1)?);
+    let mut shape = Vec::with_capacity(x.rank());
+    for (i, size) in x.shape.iter().enumerate() {
+        if !dims.contains(&i) {
+            shape.push(size.clone());
+        } else if keep {
+            shape.push(Dim::Const(1));
+        }
+    }
     Ok(Ty::Tensor(x.with_shape(shape).with_dtype(dtype(x.dtype)?)))
 }
 
-/// Nothing can be chosen from nothing.
-fn chosen(a: &Args, dims: usize, keep: usize, dtype: fn(DType) -> Check<DType>) -> Check<Ty> {
+/// The same where nothing can be chosen from nothing.
+fn chosen(a: &Args, dtype: fn(DType) -> Check<DType>) -> Check<Ty> {
     let x = a.t(0)?;
-    match dims_at(a, dims)?.into_iter().find(|d| x.shape[*d].is(0)) {
+    match dims_of(a)?.into_iter().find(|d| x.shape[*d].is(0)) {
         Some(d) => Err(format!("dimension {d} of {x} is empty")),
-        None => reduced(a, dims, keep, dtype),
+        None => reduced(a, dtype),
     }
 }
 
@@ -54,11 +51,7 @@ fn same(d: DType) -> Check<DType> {
 }
 
 fn float(d: DType) -> Check<DType> {
-    if d.is_float() {
-        Ok(d)
-    } else {
-        Err(format!("not defined for {d}"))
-    }
+    d.is_float().then_some(d).ok_or_else(|| format!("not defined for {d}"))
 }
 
 /// Sums and products of integers and truth values are wide.
@@ -71,25 +64,29 @@ fn truth(d: DType) -> Check<DType> {
     Ok(if d == DType::U8 { d } else { DType::Bool })
 }
 
-fn place(d: DType) -> Check<DType> {
+fn place(_: DType) -> Check<DType> {
+    Ok(DType::I64)
+}
+
+fn place_of_number(d: DType) -> Check<DType> {
     if d == DType::Bool {
         Err("not defined for bool".into())
     } else {
-        Ok(DType::I64)
+        place(d)
     }
-}
-
-fn index(_: DType) -> Check<DType> {
-    Ok(DType::I64)
 }
 
 fn pair(first: Ty, second: Ty) -> Ty {
     Ty::Tuple([first, second].into())
 }
 
-fn fold(v: &Vals, dims: usize, keep: usize, f: impl Fn(&[f64]) -> f64) -> Check<Arr> {
+fn fold(v: &Vals, f: impl Fn(&[f64]) -> f64) -> Check<Val> {
     let args = v.args();
-    Ok(v.a(0)?.reduce(&dims_at(&args, dims)?, args.flag(keep)?, f))
+    Ok(Val::arr(v.a(0)?.reduce(
+        &dims_of(&args)?,
+        args.flag(args.len() - 1)?,
+        f,
+    )))
 }
 
 /// From zero up, as torch does: the sum of negative zeros is zero.
@@ -97,14 +94,24 @@ fn total(xs: &[f64]) -> f64 {
     xs.iter().fold(0.0, |s, x| s + x)
 }
 
+fn total_of(xs: &[f64], f: impl Fn(f64) -> f64) -> f64 {
+    xs.iter().fold(0.0, |s, x| s + f(*x))
+}
+
 fn mean(xs: &[f64]) -> f64 {
     total(xs) / xs.len() as f64
 }
 
-fn variance(xs: &[f64], correction: f64) -> f64 {
-    let m = mean(xs);
-    let squares = xs.iter().fold(0.0, |s, x| s + (x - m) * (x - m));
-    squares / (xs.len() as f64 - correction).max(0.0)
+fn product(xs: &[f64]) -> f64 {
+    xs.iter().product()
+}
+
+fn any(xs: &[f64]) -> f64 {
+    f64::from(xs.iter().any(|x| *x != 0.0))
+}
+
+fn all(xs: &[f64]) -> f64 {
+    f64::from(xs.iter().all(|x| *x != 0.0))
 }
 
 /// Where the first best element stands; a NaN is better than any number.
@@ -134,11 +141,11 @@ fn extreme(xs: &[f64], better: fn(f64, f64) -> bool) -> f64 {
 }
 
 fn eval_extreme(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
-    fold(v, 1, 2, |xs| extreme(xs, better)).map(Val::arr)
+    fold(v, |xs| extreme(xs, better))
 }
 
 fn eval_place(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
-    fold(v, 1, 2, |xs| best(xs, better) as f64).map(Val::arr)
+    fold(v, |xs| best(xs, better) as f64)
 }
 
 fn eval_both(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
@@ -146,36 +153,39 @@ fn eval_both(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
 }
 
 fn with_place(a: &Args) -> Check<Ty> {
-    Ok(pair(chosen(a, 1, 2, same)?, chosen(a, 1, 2, index)?))
+    Ok(pair(chosen(a, same)?, chosen(a, place)?))
 }
 
-/// A variance: operands are dimensions, correction, keep.
 fn moment(a: &Args) -> Check<Ty> {
     a.attr(2)?.number().ok_or("the correction must be a number")?;
-    reduced(a, 1, 3, float)
+    reduced(a, float)
+}
+
+fn variance(xs: &[f64], correction: f64) -> f64 {
+    let m = mean(xs);
+    total_of(xs, |x| (x - m) * (x - m)) / (xs.len() as f64 - correction).max(0.0)
 }
 
 fn eval_variance(v: &Vals, f: fn(f64) -> f64) -> Check<Val> {
     let correction = v.num(2)?;
-    fold(v, 1, 3, |xs| f(variance(xs, correction))).map(Val::arr)
+    fold(v, |xs| f(variance(xs, correction)))
+}
+
+fn eval_var_mean(v: &Vals) -> Check<Val> {
+    Ok(Val::Tuple(vec![eval_variance(v, |x| x)?, fold(v, mean)?]))
 }
 
 fn log_sum_exp(xs: &[f64]) -> f64 {
     let max = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let shift = if max.is_finite() { max } else { 0.0 };
-    total(&xs.iter().map(|x| (x - shift).exp()).collect::<Vec<_>>()).ln() + shift
+    total_of(xs, |x| (x - shift).exp()).ln() + shift
 }
 
-/// A vector norm: operands are order, dimensions, keep.
 fn vector_norm(a: &Args) -> Check<Ty> {
-    let order = a.attr(1)?.number().ok_or("the order must be a number")?;
-    if order.is_nan() {
-        return Err("the order is not a number".into());
-    }
-    if order < 0.0 || order.is_infinite() {
-        chosen(a, 2, 3, float)
-    } else {
-        reduced(a, 2, 3, float)
+    match a.attr(2)?.number() {
+        Some(order) if order < 0.0 || order.is_infinite() => chosen(a, float),
+        Some(order) if order >= 0.0 => reduced(a, float),
+        _ => Err("the order must be a number".into()),
     }
 }
 
@@ -184,11 +194,16 @@ fn norm(xs: &[f64], order: f64) -> f64 {
     match order {
         f64::INFINITY => extreme(&sizes, larger),
         f64::NEG_INFINITY => extreme(&sizes, smaller),
-        0.0 => sizes.iter().filter(|x| **x != 0.0).count() as f64,
+        0.0 => total_of(xs, |x| f64::from(x != 0.0)),
         1.0 => total(&sizes),
-        2.0 => total(&sizes.iter().map(|x| x * x).collect::<Vec<_>>()).sqrt(),
-        p => total(&sizes.iter().map(|x| x.powf(p)).collect::<Vec<_>>()).powf(1.0 / p),
+        2.0 => total_of(xs, |x| x * x).sqrt(),
+        p => total_of(&sizes, |x| x.powf(p)).powf(1.0 / p),
     }
+}
+
+fn eval_norm(v: &Vals) -> Check<Val> {
+    let order = v.num(2)?;
+    fold(v, |xs| norm(xs, order))
 }
 
 fn cumsum(a: &Args) -> Check<Ty> {
@@ -200,8 +215,8 @@ fn cumsum(a: &Args) -> Check<Ty> {
 fn eval_cumsum(v: &Vals) -> Check<Val> {
     let (x, args) = (v.a(0)?, v.args());
     let d = args.dim_of(1, args.t(0)?)?;
-    let mut out = x.clone();
     let (stride, size) = (x.strides()[d], x.shape[d]);
+    let mut out = x.clone();
     // Row-major order visits the element before in a dimension first.
     for i in 0..out.data.len() {
         out.data[i] += if i / stride % size == 0 {
@@ -213,7 +228,12 @@ fn eval_cumsum(v: &Vals) -> Check<Val> {
     Ok(Val::arr(out))
 }
 
-/// Calls that may leave out what is last, and all dimensions if need be.
+const MANY: &str = "x:T dims:dims keep:bool";
+const ONE: &str = "x:T dim:dim keep:bool";
+const MOMENT: &str = "x:T dims:dims correction:float keep:bool";
+const NORM: &str = "x:T dims:dims ord:float keep:bool";
+
+/// Calls that may leave out what is last, and calls over all dimensions.
 macro_rules! over {
     ($op:literal, $call:literal $(, $all:literal)*) => {
         &[
@@ -234,9 +254,8 @@ macro_rules! along {
     };
 }
 
-/// Truth: one dimension has its own call, and an empty list reduces nothing, which the result's
-/// type tells apart.
-macro_rules! truth {
+/// One dimension has its own call; an empty list reduces nothing, which the result's type tells.
+macro_rules! truths {
     ($op:literal) => {
         &[
             concat!($op, ".dims(x, dims, keep)"),
@@ -249,8 +268,8 @@ macro_rules! truth {
     };
 }
 
-/// Variances: without a correction it is one, and `unbiased` is an older name for it.
-macro_rules! moment {
+/// Without a correction it is one; `unbiased` is an older name for it.
+macro_rules! moments {
     ($op:literal) => {
         &[
             concat!(
@@ -288,168 +307,58 @@ macro_rules! moment {
     };
 }
 
+macro_rules! norms {
+    ($op:literal) => {
+        &[
+            "linalg_vector_norm.default(x, ord, dims, keep)",
+            "linalg_vector_norm.default(x, ord, dims) => (vector_norm x ($dims x dims) ($float ord) false)",
+            "linalg_vector_norm.default(x, ord) => (vector_norm x ($dims x none) ($float ord) false)",
+            "linalg_vector_norm.default(x) => (vector_norm x ($dims x none) 2.0 false)",
+            "norm.ScalarOpt_dim(x, ord, dims, keep) => (vector_norm x ($dims x dims) ($float ord) keep)",
+            "norm.ScalarOpt_dim(x, ord, dims) => (vector_norm x ($dims x dims) ($float ord) false)",
+            "norm.Scalar(x, ord) => (vector_norm x ($dims x none) ($float ord) false)",
+            "norm.Scalar(x) => (vector_norm x ($dims x none) 2.0 false)",
+        ]
+    };
+}
+
+/// A line for each row: name, operands and calls => type, value, operations for each element.
+macro_rules! reductions {
+    ($($name:literal $operands:ident $calls:ident($($call:literal),*) => $infer:expr, $eval:expr, $cost:expr;)*) => {
+        vec![$(op($name, $operands, $calls!($name $(, $call)*), $infer, $eval, Cost::Reduce($cost))),*]
+    };
+}
+
 pub(super) fn rows() -> Vec<Row> {
-    let (many, one, spread) = (
-        "x:T dims:dims keep:bool",
-        "x:T dim:dim keep:bool",
-        "x:T dims:dims correction:float keep:bool",
-    );
-    vec![
-        op(
-            "sum",
-            many,
-            over!("sum", "sum.dim_IntList", "sum.default"),
-            |a| reduced(a, 1, 2, wide),
-            |v| fold(v, 1, 2, total).map(Val::arr),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "mean",
-            many,
-            over!("mean", "mean.dim", "mean.default"),
-            |a| reduced(a, 1, 2, float),
-            |v| fold(v, 1, 2, mean).map(Val::arr),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "amax",
-            many,
-            over!("amax", "amax.default", "amax.default", "max.default"),
-            |a| chosen(a, 1, 2, same),
-            |v| eval_extreme(v, larger),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "amin",
-            many,
-            over!("amin", "amin.default", "amin.default", "min.default"),
-            |a| chosen(a, 1, 2, same),
-            |v| eval_extreme(v, smaller),
-            Cost::Reduce(1.0),
-        ),
-        // The largest elements and their places, as a tuple.
-        op(
-            "max_dim",
-            one,
-            along!("max_dim", "max.dim"),
-            with_place,
-            |v| eval_both(v, larger),
-            Cost::Reduce(2.0),
-        ),
-        op(
-            "min_dim",
-            one,
-            along!("min_dim", "min.dim"),
-            with_place,
-            |v| eval_both(v, smaller),
-            Cost::Reduce(2.0),
-        ),
-        op(
-            "argmax",
-            one,
-            along!("argmax", "argmax.default"),
-            |a| chosen(a, 1, 2, place),
-            |v| eval_place(v, larger),
-            Cost::Reduce(2.0),
-        ),
-        op(
-            "argmin",
-            one,
-            along!("argmin", "argmin.default"),
-            |a| chosen(a, 1, 2, place),
-            |v| eval_place(v, smaller),
-            Cost::Reduce(2.0),
-        ),
-        op(
-            "prod",
-            one,
-            along!("prod", "prod.dim_int"),
-            |a| reduced(a, 1, 2, wide),
-            |v| fold(v, 1, 2, |xs| xs.iter().product()).map(Val::arr),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "any",
-            many,
-            truth!("any"),
-            |a| reduced(a, 1, 2, truth),
-            |v| fold(v, 1, 2, |xs| f64::from(xs.iter().any(|x| *x != 0.0))).map(Val::arr),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "all",
-            many,
-            truth!("all"),
-            |a| reduced(a, 1, 2, truth),
-            |v| fold(v, 1, 2, |xs| f64::from(xs.iter().all(|x| *x != 0.0))).map(Val::arr),
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "var",
-            spread,
-            moment!("var"),
-            moment,
-            |v| eval_variance(v, |x| x),
-            Cost::Reduce(4.0),
-        ),
-        op(
-            "std",
-            spread,
-            moment!("std"),
-            moment,
-            |v| eval_variance(v, f64::sqrt),
-            Cost::Reduce(4.0),
-        ),
-        op(
-            "var_mean",
-            spread,
-            moment!("var_mean"),
-            |a| Ok(pair(moment(a)?, moment(a)?)),
-            |v| {
-                Ok(Val::Tuple(vec![
-                    eval_variance(v, |x| x)?,
-                    Val::arr(fold(v, 1, 3, mean)?),
-                ]))
-            },
-            Cost::Reduce(4.0),
-        ),
-        op(
-            "cumsum",
-            "x:T dim:dim",
-            &["cumsum.default(x, dim)"],
-            cumsum,
-            eval_cumsum,
-            Cost::Reduce(1.0),
-        ),
-        op(
-            "logsumexp",
-            many,
-            over!("logsumexp", "logsumexp.default"),
-            |a| reduced(a, 1, 2, float),
-            |v| fold(v, 1, 2, log_sum_exp).map(Val::arr),
-            Cost::Reduce(8.0),
-        ),
-        op(
-            "vector_norm",
-            "x:T ord:float dims:dims keep:bool",
-            &[
-                "linalg_vector_norm.default(x, ord, dims, keep)",
-                "linalg_vector_norm.default(x, ord, dims) => (vector_norm x ($float ord) ($dims x dims) false)",
-                "linalg_vector_norm.default(x, ord) => (vector_norm x ($float ord) ($dims x none) false)",
-                "linalg_vector_norm.default(x) => (vector_norm x 2.0 ($dims x none) false)",
-                "norm.ScalarOpt_dim(x, ord, dims, keep) => (vector_norm x ($float ord) ($dims x dims) keep)",
-                "norm.ScalarOpt_dim(x, ord, dims) => (vector_norm x ($float ord) ($dims x dims) false)",
-                "norm.Scalar(x, ord) => (vector_norm x ($float ord) ($dims x none) false)",
-                "norm.Scalar(x) => (vector_norm x 2.0 ($dims x none) false)",
-            ],
-            vector_norm,
-            |v| {
-                let order = v.num(1)?;
-                fold(v, 2, 3, |xs| norm(xs, order)).map(Val::arr)
-            },
-            Cost::Reduce(2.0),
-        ),
-    ]
+    let mut rows = reductions! {
+        "sum" MANY over("sum.dim_IntList", "sum.default") => |a| reduced(a, wide), |v| fold(v, total), 1.0;
+        "mean" MANY over("mean.dim", "mean.default") => |a| reduced(a, float), |v| fold(v, mean), 1.0;
+        "amax" MANY over("amax.default", "amax.default", "max.default") => |a| chosen(a, same), |v| eval_extreme(v, larger), 1.0;
+        "amin" MANY over("amin.default", "amin.default", "min.default") => |a| chosen(a, same), |v| eval_extreme(v, smaller), 1.0;
+        "logsumexp" MANY over("logsumexp.default") => |a| reduced(a, float), |v| fold(v, log_sum_exp), 8.0;
+        "any" MANY truths() => |a| reduced(a, truth), |v| fold(v, any), 1.0;
+        "all" MANY truths() => |a| reduced(a, truth), |v| fold(v, all), 1.0;
+        "prod" ONE along("prod.dim_int") => |a| reduced(a, wide), |v| fold(v, product), 1.0;
+        // The best elements and their places, as a tuple.
+        "max_dim" ONE along("max.dim") => with_place, |v| eval_both(v, larger), 2.0;
+        "min_dim" ONE along("min.dim") => with_place, |v| eval_both(v, smaller), 2.0;
+        "argmax" ONE along("argmax.default") => |a| chosen(a, place_of_number), |v| eval_place(v, larger), 2.0;
+        "argmin" ONE along("argmin.default") => |a| chosen(a, place_of_number), |v| eval_place(v, smaller), 2.0;
+        "var" MOMENT moments() => moment, |v| eval_variance(v, |x| x), 4.0;
+        "std" MOMENT moments() => moment, |v| eval_variance(v, f64::sqrt), 4.0;
+        "var_mean" MOMENT moments() => |a| Ok(pair(moment(a)?, moment(a)?)), eval_var_mean, 4.0;
+        "vector_norm" NORM norms() => vector_norm, eval_norm, 2.0;
+    };
+    let calls = &["cumsum.default(x, dim)"];
+    rows.push(op(
+        "cumsum",
+        "x:T dim:dim",
+        calls,
+        cumsum,
+        eval_cumsum,
+        Cost::Reduce(1.0),
+    ));
+    rows
 }
 
 #[cfg(test)]

@@ -1,0 +1,65 @@
+"""The direct calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .options import Options
+from .pipeline import optimize_graph
+
+
+def optimize(
+    model: nn.Module,
+    *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> fx.GraphModule:
+    """An optimized graph of a model, for the shapes of the example inputs.
+
+    The result shares the model's parameters and can be trained. Weights are folded and merged
+    only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
+    The report is at ``result.meta["hypatia"]``.
+    """
+    parsed = Options.parse(options)
+    exported = torch.export.export(
+        model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+    )
+    exported = exported.run_decompositions({})
+    gm = exported.module(check_guards=False)
+    _values_of_attributes(gm, exported)
+    freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
+    weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
+    weights -= _changed(gm)
+    result, report = optimize_graph(gm, parsed, "inference" if freeze else "training", weights, autograd=not freeze)
+    result.graph.set_codegen(gm.graph._codegen)
+    result.recompile()
+    result.train(model.training) if hasattr(result, "train") else None
+    result.meta["hypatia"] = report
+    return result
+
+
+def _changed(gm: fx.GraphModule) -> set[str]:
+    """Attributes that the graph changes in place."""
+    return {
+        n.args[0].name
+        for n in gm.graph.nodes
+        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable and n.args
+    }
+
+
+def _values_of_attributes(gm: fx.GraphModule, exported: torch.export.ExportedProgram) -> None:
+    """Export keeps fake values of calls and inputs; attributes get theirs here."""
+    mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = node.meta.get("val")
+        if value is None and mode is not None:
+            attribute = gm
+            for part in node.target.split("."):
+                attribute = getattr(attribute, part)
+            if isinstance(attribute, torch.Tensor):
+                node.meta["val"] = mode.from_tensor(attribute, static_shapes=True)

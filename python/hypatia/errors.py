@@ -1,0 +1,9 @@
+"""Errors of the package."""
+
+from __future__ import annotations
+
+from ._native import HypatiaError
+
+
+class Unsupported(HypatiaError):
+    """A graph that is left as it is; the reason is the message."""

@@ -1,0 +1,60 @@
+"""Weights that are computed once and again whenever one of their sources changes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensor
+
+_KEPT = 2
+"""Sets of weights remembered: two models that share a compiled graph do not evict each other."""
+
+
+class FoldedWeights(nn.Module):
+    """Computes ``body(*sources)`` once for each state of the sources.
+
+    A state is the identity, the storage and the version counter of every source, so a weight
+    that an optimizer, ``load_state_dict`` or a user changed is folded again. Changes through
+    ``.data`` do not move the version counter and are not seen.
+    """
+
+    def __init__(self, body: fx.GraphModule) -> None:
+        super().__init__()
+        self.body = body
+        self._states: list[tuple[list[Any], tuple[torch.Tensor, ...]]] = []
+
+    def forward(self, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The folded weights."""
+        for state, folded in self._states:
+            if all(ref() is t and t._version == v and t.data_ptr() == p for t, (ref, v, p) in zip(sources, state)):
+                return folded
+        return self._fold(sources)
+
+    def _fold(self, sources: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if any(isinstance(t, FakeTensor) or t.is_inference() or t.is_meta for t in sources):
+            return self.body(*sources)
+        with torch.inference_mode(False), torch.no_grad():
+            folded = self.body(*sources)
+        state = [(weakref.ref(t), t._version, t.data_ptr()) for t in sources]
+        alive = [s for s in self._states if all(ref() is not None for ref, _, _ in s[0])]
+        self._states = [(state, folded), *alive][:_KEPT]
+        return folded
+
+    def folded_bytes(self) -> int:
+        """Memory that the folded weights hold beyond their sources."""
+        seen = {}
+        for state, folded in self._states:
+            known = {ref().untyped_storage().data_ptr() for ref, _, _ in state if ref() is not None}
+            for t in folded:
+                storage = t.untyped_storage()
+                if storage.data_ptr() not in known:
+                    seen[storage.data_ptr()] = storage.nbytes()
+        return sum(seen.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_states"] = []
+        return state

@@ -1,0 +1,100 @@
+"""Options of a compilation, parsed strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from . import _native
+
+
+class OptionError(ValueError):
+    """An option that does not exist or has a value that it cannot have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What ``torch.compile(model, backend="hypatia", options={...})`` understands."""
+
+    target: str | None = dataclasses.field(
+        default=None, metadata={"doc": "machine of the cost model: cpu, h200 or gpu; None: the inputs' device"}
+    )
+    freeze: bool | None = dataclasses.field(
+        default=None,
+        metadata={"doc": "fold and merge weights; None: in inference only. Changed weights are folded again"},
+    )
+    numerics: str = dataclasses.field(
+        default="reassoc", metadata={"doc": "loosest numerics class of a rule: exact, wider, reassoc or approx"}
+    )
+    node_limit: int = dataclasses.field(
+        default=20_000, metadata={"doc": "nodes that the search may add to the e-graph"}
+    )
+    ilp_deadline_ms: int = dataclasses.field(
+        default=100, metadata={"doc": "time for exact extraction, in milliseconds; 0: heuristics only"}
+    )
+    disabled_rules: tuple[str, ...] = dataclasses.field(
+        default=(), metadata={"doc": "names of rules that are not to be used"}
+    )
+    proof: bool = dataclasses.field(default=True, metadata={"doc": "keep the proof of every compiled graph"})
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+        """Options from ``torch.compile``'s arguments; unknown keys and wrong types are errors."""
+        if mode not in (None, "default"):
+            known = "'default'"
+            raise OptionError(f"backend 'hypatia' has no mode {mode!r}; it knows {known}")
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        hints = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for key, value in (options or {}).items():
+            if key not in fields:
+                raise OptionError(f"backend 'hypatia' has no option {key!r}; it has: {', '.join(sorted(fields))}")
+            if key == "disabled_rules" and isinstance(value, (list, set, tuple)):
+                value = tuple(value)
+            allowed = tuple(t if isinstance(t, type) else tuple for t in get_args(hints[key]) or (hints[key],))
+            if key == "disabled_rules":
+                allowed = (tuple,)
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                names = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+                raise OptionError(f"option {key!r} must be {names}, not {value!r}")
+            values[key] = value
+        return cls(**values)._checked()
+
+    def _checked(self) -> Options:
+        choices = {"numerics": ["exact", "wider", "reassoc", "approx"], "target": [None, *_native.targets()]}
+        for key, known in choices.items():
+            if getattr(self, key) not in known:
+                raise OptionError(f"option {key!r} must be one of {known}, not {getattr(self, key)!r}")
+        rules = {rule["name"] for rule in json.loads(_native.rules())} if self.disabled_rules else set()
+        unknown = [name for name in self.disabled_rules if name not in rules]
+        if unknown:
+            raise OptionError(f"option 'disabled_rules': there is no rule {unknown[0]!r}; see docs/rules.md")
+        if self.node_limit < 0 or self.ilp_deadline_ms < 0:
+            raise OptionError("limits must not be negative")
+        return self
+
+    def native(self, device: torch.device) -> str:
+        """The options for the Rust core, as JSON."""
+        return json.dumps(
+            {
+                "target": self.target or _target(device),
+                "node_limit": self.node_limit,
+                "numerics": self.numerics,
+                "disabled_rules": list(self.disabled_rules),
+                "ilp_deadline_ms": self.ilp_deadline_ms,
+                "proof": self.proof,
+            }
+        )
+
+
+def _target(device: torch.device) -> str:
+    """The cost model that fits a device best."""
+    if device.type != "cuda":
+        return "cpu"
+    if torch.cuda.is_available() and "H200" in torch.cuda.get_device_name(device):
+        return "h200"
+    return "gpu"

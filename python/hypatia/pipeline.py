@@ -1,0 +1,58 @@
+"""One graph through the compiler: capture, optimize, rebuild. What cannot be done is left as it was."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Collection
+
+from torch import fx
+from torch._logging import trace_structured
+
+from . import _native
+from .capture import capture
+from .errors import Unsupported
+from .options import Options
+from .rebuild import rebuild
+from .report import GraphReport
+
+log = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_compiled = 0
+
+
+def compile_count() -> int:
+    """How many graphs were given to the compiler in this process."""
+    return _compiled
+
+
+def optimize_graph(
+    gm: fx.GraphModule, options: Options, kind: str, weights: Collection[str] = (), *, autograd: bool = False
+) -> tuple[fx.GraphModule, GraphReport | None]:
+    """The optimized graph and its report; the graph itself when nothing can be done."""
+    global _compiled
+    with _lock:
+        _compiled += 1
+    try:
+        captured = capture(gm, weights, autograd=autograd)
+        optimization = _native.optimize(captured.text, options.native(captured.device))
+        optimized = rebuild(gm, captured, json.loads(optimization.emission()))
+    except Unsupported as e:
+        log.info("%s graph left as it is: %s", kind, e)
+        return gm, None
+    except Exception:
+        # A user's model never fails because of the compiler.
+        log.warning("%s graph left as it is after an internal error", kind, exc_info=True)
+        return gm, None
+    report = GraphReport(kind, optimization, gm.graph, optimized.graph)
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", report)
+    log.debug("optimized graph\n%s", optimized.graph)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"hypatia_{kind}", "encoding": "string"},
+        payload_fn=lambda: f"{report}\n\n{optimized.graph}",
+    )
+    return optimized, report

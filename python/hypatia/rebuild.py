@@ -1,0 +1,422 @@
+"""From the optimized program back to an FX graph.
+
+Every new node is run on fake tensors, which gives its metadata and catches a wrong shape or
+dtype before anything runs. Results and the inputs of opaque calls get eager's strides, and a
+result shares memory exactly where eager's does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .capture import Captured, target_name, terms, value_of
+from .errors import Unsupported
+from .folding import FoldedWeights
+
+
+def rebuild(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
+    """The graph of an emission, with the parameters, names and metadata of the original."""
+    return _Rebuilder(gm, captured).build(emission)
+
+
+class _Rebuilder:
+    def __init__(self, gm: fx.GraphModule, captured: Captured) -> None:
+        self.gm = gm
+        self.old = captured.nodes
+        self.captured = captured
+        self.graph = fx.Graph()
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.counts: Counter[str] = Counter()
+        self.env: dict[int, fx.Node] = {}
+        self.symbols: dict[str, fx.Node] = {}
+        values = [value_of(n) for n in self.old]
+        self.fake_mode = detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
+
+    def build(self, emission: dict[str, Any]) -> fx.GraphModule:
+        for node in self.old:
+            if node.op == "placeholder":
+                self._copied(node, {})
+        nodes = emission["nodes"]
+        folded = self._fold(nodes, emission["outputs"])
+        for number, item in enumerate(nodes):
+            if number not in folded:
+                self.env[number] = self._node(item, self.env)
+        results = iter([self.env[n] for n in emission["outputs"]])
+        finished = _Aliases(self)
+        output = fx.node.map_arg(self.captured.output.args, lambda old: finished.result(old, next(results)))
+        out = self.graph.output(output[0])
+        out.meta = dict(self.captured.output.meta)
+        self._changes_last(out)
+        root = fx.GraphModule(self._attributes(), self.graph, self.gm.__class__.__name__)
+        root.meta = dict(self.gm.meta)
+        return root
+
+    def _changes_last(self, out: fx.Node) -> None:
+        """Changes of inputs come after the copies that results may need."""
+        for node in [n for n in self.graph.nodes if n.op == "call_function"]:
+            if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+                out.prepend(node)
+
+    def _attributes(self) -> dict[str, Any]:
+        attributes: dict[str, Any] = dict(self.modules)
+        for node in self.graph.nodes:
+            if node.op in ("get_attr", "call_module") and node.target not in attributes:
+                attributes[node.target] = operator.attrgetter(node.target)(self.gm)
+        return attributes
+
+    def _copied(self, old: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:
+        new = self.graph.node_copy(old, lambda n: env[n])
+        new.name = old.name
+        new.meta = dict(old.meta)
+        self._note_symbols(new)
+        self.env_of_old()[old] = new
+        return new
+
+    def env_of_old(self) -> dict[fx.Node, fx.Node]:
+        """New nodes of copied old ones."""
+        return self.__dict__.setdefault("_env_of_old", {})
+
+    def _note_symbols(self, node: fx.Node) -> None:
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            self.symbols.setdefault(str(value.node.expr), node)
+
+    def _node(self, item: dict[str, Any], env: dict[int, fx.Node]) -> fx.Node:
+        kind = item["kind"]
+        old = None if item["origin"] is None else self.old[item["origin"]]
+        if kind == "input":
+            known = self.env_of_old().get(old)
+            return known if known is not None else self._copied(old, {})
+        if kind == "copy":
+            inputs = [env[a["node"]] for a in item["args"]]
+            mapping = {
+                read: self._like_eager(new, value_of(read))
+                for read, new in zip(old.all_input_nodes, inputs, strict=True)
+            }
+            return self._copied(old, mapping)
+        if kind == "call":
+            return self._call(item, old, env)
+        return self._fused(item, old, env)
+
+    def _call(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
+        target = _resolve(item["target"])
+        values = [self._argument(a, env) for a in item["args"]]
+        args, kwargs = _by_schema(target, values)
+        node = self.graph.call_function(target, args, kwargs)
+        same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
+        name = old.name if same else item["op"].replace("-", "_")
+        return self._finish(node, old, name)
+
+    def _fused(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
+        name = item["op"].replace("-", "_")
+        name = f"{name}_{self.counts[name]}"
+        self.counts[item["op"].replace("-", "_")] += 1
+        body = _body(item["body"], name, self._constant)
+        self.modules[name] = body
+        node = self.graph.call_module(name, tuple(env[a["node"]] for a in item["args"]))
+        return self._finish(node, old, name)
+
+    def _finish(self, node: fx.Node, old: fx.Node | None, name: str) -> fx.Node:
+        """Name, metadata and a value from running the node on fake tensors."""
+        if old is not None:
+            node.meta = {k: v for k, v in old.meta.items() if k not in ("val", "tensor_meta", "example_value")}
+            node.meta.setdefault("from_node_name", old.name)
+        node.name = name
+        value = self._run_fake(node)
+        node.meta["val"] = value
+        if old is not None:
+            _check_same_type(name, value, value_of(old))
+        self._note_symbols(node)
+        return node
+
+    def _run_fake(self, node: fx.Node) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        function = self.modules[node.target] if node.op == "call_module" else node.target
+        if node.op == "call_module" and isinstance(function, FoldedWeights):
+            function = function.body
+        with self.fake_mode or contextlib.nullcontext(), torch.no_grad():
+            return function(*args, **kwargs)
+
+    def _like_eager(self, node: fx.Node, want: Any) -> fx.Node:
+        """The node, or a copy of it with the strides that eager's value has."""
+        have = value_of(node)
+        if not isinstance(want, torch.Tensor) or same_strides(have, want):
+            return node
+        memory_format, order = _layout(want)
+        if memory_format is not None:
+            return self._helper(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
+        if order is None:
+            raise Unsupported(f"{node.name} would have strides {have.stride()} instead of {want.stride()}")
+        inverse = [order.index(i) for i in range(len(order))]
+        dense = self._helper(torch.ops.aten.permute.default, (node, order), {})
+        dense = self._helper(
+            torch.ops.aten.clone.default, (dense,), {"memory_format": torch.contiguous_format}
+        )
+        return self._helper(torch.ops.aten.permute.default, (dense, inverse), {})
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """A copy in memory of its own, with the same strides."""
+        return self._helper(torch.ops.aten.clone.default, (node,), {})
+
+    def _helper(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = self._run_fake(node)
+        return node
+
+    def _argument(self, arg: Any, env: dict[int, fx.Node]) -> Any:
+        if isinstance(arg, dict) and "node" in arg:
+            return env[arg["node"]]
+        if isinstance(arg, dict) and "list" in arg:
+            return [self._argument(a, env) for a in arg["list"]]
+        return self._constant(arg)
+
+    def _constant(self, arg: Any) -> Any:
+        if arg == "none":
+            return None
+        ((kind, value),) = arg.items()
+        if kind == "float":
+            return float(value)
+        if kind == "dtype":
+            return getattr(torch, value)
+        if kind == "int":
+            return value if isinstance(value, int) else self._symbolic(value)
+        if kind == "list":
+            return [self._constant(a) for a in value]
+        return value
+
+    def _symbolic(self, sizes: list[Any]) -> fx.Node | int:
+        """A node for a sum of products of symbols."""
+        total: fx.Node | int | None = None
+        for coefficient, atoms in sizes:
+            product: fx.Node | int = coefficient
+            for atom in atoms:
+                symbol = self._symbol(atom)
+                product = symbol if product == 1 else self._arithmetic(operator.mul, product, symbol)
+            total = product if total is None else self._arithmetic(operator.add, total, product)
+        return 0 if total is None else total
+
+    def _arithmetic(self, op: Any, a: fx.Node | int, b: fx.Node | int) -> fx.Node:
+        node = self.graph.call_function(op, (a, b))
+        node.meta["val"] = op(*(value_of(x) if isinstance(x, fx.Node) else x for x in (a, b)))
+        return node
+
+    def _symbol(self, atom: str) -> fx.Node:
+        if atom in self.symbols:
+            return self.symbols[atom]
+        for node in self.graph.nodes:
+            value = value_of(node)
+            if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+                continue
+            for i, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and terms(size.node.expr) == [(1, [atom])]:
+                    symbol = self.graph.call_function(torch.ops.aten.sym_size.int, (node, i))
+                    symbol.meta["val"] = size
+                    self.symbols[atom] = symbol
+                    return symbol
+        raise Unsupported(f"the size {atom} is not at hand where it is needed")
+
+    def _fold(self, nodes: list[dict[str, Any]], outputs: list[int]) -> set[int]:
+        """Puts nodes made of frozen weights into one module that remembers its results."""
+        folded = {i for i, item in enumerate(nodes) if item["folded"]} - _needed_by(nodes, outputs)
+        if not folded:
+            return set()
+        used_live = {
+            a
+            for i, item in enumerate(nodes)
+            if i not in folded
+            for a in _reads(item["args"])
+            if a in folded
+        }
+        wanted = sorted(used_live)
+        inside = _closure(nodes, wanted)
+        sources = [i for i in sorted(inside) if nodes[i]["kind"] == "input"]
+        for i in sources:
+            self.env[i] = self._node(nodes[i], self.env)
+        inner = _Rebuilder(self.gm, self.captured)
+        env: dict[int, fx.Node] = {}
+        for i in sources:
+            placeholder = inner.graph.placeholder(self.env[i].name)
+            placeholder.meta = dict(self.env[i].meta)
+            env[i] = placeholder
+        for i in sorted(inside - set(sources)):
+            env[i] = inner._node(nodes[i], env)
+        inner.graph.output(tuple(env[i] for i in wanted))
+        body = fx.GraphModule(inner._attributes(), inner.graph, "folded_weights")
+        self.modules["folded_weights"] = FoldedWeights(body)
+        call = self.graph.call_module("folded_weights", tuple(self.env[i] for i in sources))
+        call.meta["val"] = tuple(value_of(env[i]) for i in wanted)
+        for position, i in enumerate(wanted):
+            item = self.graph.call_function(operator.getitem, (call, position))
+            item.meta = {**env[i].meta, "folded": True}
+            item.name = f"folded_{env[i].name}"
+            self.env[i] = item
+        return folded
+
+
+class _Aliases:
+    """Keeps the sharing of memory among results and inputs as it is in eager."""
+
+    def __init__(self, rebuilder: _Rebuilder) -> None:
+        self.rebuilder = rebuilder
+        self.inputs = {_storage(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
+        self.seen: dict[Any, set[Any]] = {}
+
+    def result(self, old: fx.Node, new: fx.Node) -> fx.Node:
+        """The node to return for a result."""
+        new = self.rebuilder._like_eager(new, value_of(old))
+        theirs, ours = _storage(old), _storage(new)
+        if ours is None:
+            return new
+        shared_before = theirs in self.inputs
+        shares_now = ours in self.inputs or new.meta.get("folded", False) or ours in self._folded()
+        if shared_before and ours != theirs:
+            raise Unsupported(f"{old.name} would no longer share memory with an input")
+        others = self.seen.setdefault(ours, set())
+        if not shared_before and (shares_now or any(o != theirs for o in others)):
+            new = self.rebuilder.copy(new)
+            new = self.rebuilder._like_eager(new, value_of(old))
+        others.add(theirs)
+        return new
+
+    def _folded(self) -> set[Any]:
+        nodes = self.rebuilder.graph.nodes
+        return {_storage(n) for n in nodes if n.meta.get("folded")} - {None}
+
+
+def _storage(node: fx.Node) -> Any:
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def same_strides(have: Any, want: Any) -> bool:
+    """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
+    if not isinstance(have, torch.Tensor) or have.layout is not torch.strided or want.layout is not torch.strided:
+        return True
+    if any(statically_known_true(n == 0) for n in want.shape):
+        return True
+    return all(
+        statically_known_true(n == 1) or statically_known_true(a == b)
+        for n, a, b in zip(want.shape, have.stride(), want.stride(), strict=True)
+    )
+
+
+def _layout(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
+    """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
+    dims = range(want.dim())
+    expected: Any = 1
+    for i in reversed(dims):
+        if not (statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)):
+            break
+        expected = expected * want.shape[i]
+    else:
+        return torch.contiguous_format, None
+    if not all(isinstance(s, int) for s in (*want.shape, *want.stride())):
+        return None, None
+    order = sorted(dims, key=lambda i: (-want.stride(i), -want.shape[i]))
+    expected = 1
+    for i in reversed(order):
+        if want.shape[i] != 1 and want.stride(i) != expected:
+            return None, None
+        expected *= want.shape[i]
+    return None, order
+
+
+def _check_same_type(name: str, have: Any, want: Any) -> None:
+    if isinstance(want, torch.Tensor):
+        alike = (
+            isinstance(have, torch.Tensor)
+            and have.dtype == want.dtype
+            and have.device == want.device
+            and have.dim() == want.dim()
+            and all(statically_known_true(a == b) for a, b in zip(have.shape, want.shape, strict=True))
+        )
+        if not alike:
+            raise Unsupported(f"{name} would be {have} instead of {want}")
+
+
+def _resolve(name: str) -> Any:
+    namespace, *path = name.split(".")
+    if namespace == "_operator":
+        return getattr(operator, path[0])
+    return operator.attrgetter(name)(torch.ops)
+
+
+def _by_schema(target: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments as torch's schema wants them."""
+    if not isinstance(target, OpOverload):
+        return tuple(values), {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument, value in zip(target._schema.arguments, values, strict=False):
+        if argument.kwarg_only:
+            if not (argument.has_default_value() and argument.default_value == value):
+                kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return tuple(args), kwargs
+
+
+def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:
+    """The definition of a fused op as a module of its own."""
+    graph = fx.Graph()
+    inputs = [n for n in emission["nodes"] if n["kind"] == "input"]
+    places = [graph.placeholder(f"p{i}") for i in range(len(inputs))]
+    env: dict[int, fx.Node] = {}
+
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, dict) and "node" in arg:
+            return env[arg["node"]]
+        if isinstance(arg, dict) and "list" in arg:
+            return [argument(a) for a in arg["list"]]
+        return constant(arg)
+
+    for number, item in enumerate(emission["nodes"]):
+        if item["kind"] == "input":
+            env[number] = places[item["origin"]]
+            continue
+        target = _resolve(item["target"])
+        args, kwargs = _by_schema(target, [argument(a) for a in item["args"]])
+        env[number] = graph.call_function(target, args, kwargs)
+    graph.output(env[emission["outputs"][0]])
+    return fx.GraphModule(torch.nn.Module(), graph, name)
+
+
+def _reads(args: list[Any]) -> set[int]:
+    found: set[int] = set()
+    for a in args:
+        if isinstance(a, dict) and "node" in a:
+            found.add(a["node"])
+        elif isinstance(a, dict) and "list" in a:
+            found |= _reads(a["list"])
+    return found
+
+
+def _closure(nodes: list[dict[str, Any]], roots: list[int]) -> set[int]:
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in seen:
+            seen.add(i)
+            stack.extend(_reads(nodes[i]["args"]))
+    return seen
+
+
+def _needed_by(nodes: list[dict[str, Any]], outputs: list[int]) -> set[int]:
+    """Folded nodes that are results themselves, with what they need: these run at every call."""
+    direct = [o for o in outputs if nodes[o]["folded"]]
+    return _closure(nodes, direct)
