@@ -139,7 +139,7 @@ class LSTMClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(97, 24)
-        self.lstm = nn.LSTM(24, 16, num_layers=2, bidirectional=True, batch_first=True, dropout=0.2)
+        self.lstm = nn.LSTM(24, 16, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(32, 5)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 
-create_exception!(_native, HypatiaError, PyRuntimeError, "The compiler could not do what was asked.");
+create_exception!(
+    _native,
+    HypatiaError,
+    PyRuntimeError,
+    "The compiler could not do what was asked."
+);
 
 fn failed(e: impl std::fmt::Display) -> PyErr {
     HypatiaError::new_err(e.to_string())
@@ -101,7 +106,9 @@ impl Optimization {
     fn replay(&self, py: Python<'_>, seed: u64, budget: f64) -> PyResult<String> {
         guarded(py, || match &self.optimized.proof {
             Some(proof) => json(&proof.replay(seed, budget).map_err(failed)?),
-            None => Err(PyValueError::new_err("no proof was kept: compile with options={'proof': True}")),
+            None => Err(PyValueError::new_err(
+                "no proof was kept: compile with options={'proof': True}",
+            )),
         })
     }
 }
@@ -114,7 +121,10 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
         let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let program = import::import(&captured).map_err(failed)?;
         let optimized = hypatia::optimize(&program, &options.options()?).map_err(failed)?;
-        Ok(Optimization { optimized, results: captured.outputs.len() })
+        Ok(Optimization {
+            optimized,
+            results: captured.outputs.len(),
+        })
     })
 }
 

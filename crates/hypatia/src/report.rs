@@ -86,7 +86,11 @@ impl Optimized {
             cost_before: self.cost_before,
             cost_after: self.cost_after,
             lower_bound: self.lower_bound,
-            gap: if self.cost_after > 0.0 { (self.cost_after - self.lower_bound) / self.cost_after } else { 0.0 },
+            gap: if self.cost_after > 0.0 {
+                (self.cost_after - self.lower_bound) / self.cost_after
+            } else {
+                0.0
+            },
             method: match self.method {
                 Method::Original => "original",
                 Method::TreeGreedy => "tree greedy",
@@ -125,7 +129,12 @@ impl Optimized {
             .iter()
             .map(|s| {
                 let (before, after) = proof.step_text(s)?;
-                Ok(StepText { rule: s.rule.clone(), forward: s.forward, before, after })
+                Ok(StepText {
+                    rule: s.rule.clone(),
+                    forward: s.forward,
+                    before,
+                    after,
+                })
             })
             .collect()
     }
@@ -211,7 +220,11 @@ pub fn op_docs() -> Vec<OpDoc> {
     let doc = |row: &crate::ops::Row| OpDoc {
         name: row.name,
         operands: row.params.iter().map(|p| p.name.clone()).collect(),
-        torch: row.aten_text.iter().map(|t| t.split(" =>").next().unwrap_or(t).to_string()).collect(),
+        torch: row
+            .aten_text
+            .iter()
+            .map(|t| t.split(" =>").next().unwrap_or(t).to_string())
+            .collect(),
         definition: match &row.meaning {
             Meaning::Defined(f) => Some(f(if row.variadic() { 5 } else { row.params.len() })),
             Meaning::Primitive { .. } => None,

@@ -16,7 +16,8 @@ pub(super) fn forced(problem: &Problem) -> Vec<bool> {
     let mut forced = vec![false; count];
     let mut rows = vec![[0u64; WORDS]; count];
     let width = WORDS * 64;
-    for first in (0..count).step_by(width) {
+    // Of what follows the root, which is on a cycle with it, nothing is known.
+    for first in (0..=problem.root).step_by(width) {
         let block = first..first + width;
         // Below the block nothing is known to need a class of it.
         for class in first..count {
@@ -25,26 +26,17 @@ pub(super) fn forced(problem: &Problem) -> Vec<bool> {
                 let mut union = [0; WORDS];
                 for &child in node.children.iter().filter(|&&child| child >= first) {
                     if child < class {
-                        union
-                            .iter_mut()
-                            .zip(&rows[child])
-                            .for_each(|(word, &row)| *word |= row);
+                        union.iter_mut().zip(&rows[child]).for_each(|(word, &row)| *word |= row);
                     } else if block.contains(&child) {
                         insert(&mut union, child - first);
                     }
                 }
-                must.iter_mut()
-                    .zip(union)
-                    .for_each(|(word, other)| *word &= other);
+                must.iter_mut().zip(union).for_each(|(word, other)| *word &= other);
             }
             if block.contains(&class) {
                 insert(&mut must, class - first);
             }
             rows[class] = must;
-        }
-        if problem.root < first {
-            // The root is not last when it lies on a cycle: what follows it is never forced.
-            break;
         }
         let row = &rows[problem.root];
         for (bit, forced) in forced[first..count.min(block.end)].iter_mut().enumerate() {

@@ -12,15 +12,9 @@ use super::problem::{Lists, Problem};
 /// Drops what the root cannot reach, numbers the rest bottom-up, and marks the nodes that read
 /// upwards as `back`. The backbone is spared, and every class keeps a forward node.
 pub(super) fn arrange(problem: &mut Problem) {
-    let Components {
-        mut sequence,
-        group,
-    } = components(problem);
+    let Components { mut sequence, group } = components(problem);
     problem.nodes.iter_mut().for_each(|node| node.back = false);
-    if sequence
-        .windows(2)
-        .any(|pair| group[pair[0]] == group[pair[1]])
-    {
+    if sequence.windows(2).any(|pair| group[pair[0]] == group[pair[1]]) {
         let mut placer = Placer::new(problem, &group);
         for members in sequence.chunk_by_mut(|&a, &b| group[a] == group[b]) {
             if members.len() > 1 {
@@ -86,10 +80,7 @@ fn components(problem: &Problem) -> Components {
             low[reader] = low[reader].min(low[class]);
         }
         if low[class] == found[class] {
-            let start = open
-                .iter()
-                .rposition(|&member| member == class)
-                .unwrap_or(0);
+            let start = open.iter().rposition(|&member| member == class).unwrap_or(0);
             for member in open.drain(start..) {
                 group[member] = groups;
                 sequence.push(member);
@@ -118,10 +109,7 @@ impl<'a> Placer<'a> {
     fn new(problem: &'a Problem, group: &'a [usize]) -> Self {
         let inner = problem.nodes.iter().enumerate().flat_map(|(id, node)| {
             let within = move |child: &&usize| group[**child] == group[node.class];
-            node.children
-                .iter()
-                .filter(within)
-                .map(move |&child| (child, id))
+            node.children.iter().filter(within).map(move |&child| (child, id))
         });
         let readers = Lists::new(problem.len(), inner.clone());
         let mut missing = vec![0; problem.nodes.len()];

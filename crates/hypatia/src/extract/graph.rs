@@ -139,12 +139,7 @@ impl Graph {
         loop {
             if let Some(class) = entering.take() {
                 let nodes = self.classes.get(class).map_or(0, |class| class.nodes.len());
-                match choice
-                    .get(class)
-                    .copied()
-                    .flatten()
-                    .filter(|&node| node < nodes)
-                {
+                match choice.get(class).copied().flatten().filter(|&node| node < nodes) {
                     Some(node) => frames.push((class, node, 0)),
                     None => return Err(Error::Incomplete { class }),
                 }

@@ -14,12 +14,7 @@ pub(super) fn tree(problem: &Problem) -> Vec<usize> {
         // An overflow would be infinite, and of infinite costs the first node wins.
         let (total, id) = cheapest(problem, class, |id| {
             let node = &problem.nodes[id];
-            node.cost
-                + node
-                    .children
-                    .iter()
-                    .map(|&child| totals[child])
-                    .sum::<f64>()
+            node.cost + node.children.iter().map(|&child| totals[child]).sum::<f64>()
         });
         totals.push(if problem.forced[class] { 0.0 } else { total });
         choice.push(id);
@@ -99,16 +94,10 @@ impl Sets {
         }
         (self.low, self.high) = (self.union.len(), 0);
         let node = &problem.nodes[id];
-        let below = node
-            .children
-            .iter()
-            .filter(|&&child| !problem.forced[child]);
+        let below = node.children.iter().filter(|&&child| !problem.forced[child]);
         let below = below.map(|&child| self.bit[child]);
         // The dearest set is taken as it is; only what the others add is summed.
-        let Some(dearest) = below
-            .clone()
-            .max_by(|&a, &b| self.total[a].total_cmp(&self.total[b]))
-        else {
+        let Some(dearest) = below.clone().max_by(|&a, &b| self.total[a].total_cmp(&self.total[b])) else {
             return node.cost;
         };
         let below: smallvec::SmallVec<[usize; 8]> = below.collect();
@@ -143,10 +132,8 @@ impl Sets {
         self.union[bit / 64] |= 1 << (bit % 64);
         self.low = self.low.min(bit / 64);
         self.high = self.high.max(bit / 64 + 1);
-        self.span
-            .push((self.words.len(), self.high - self.low, self.low));
-        self.words
-            .extend_from_slice(&self.union[self.low..self.high]);
+        self.span.push((self.words.len(), self.high - self.low, self.low));
+        self.words.extend_from_slice(&self.union[self.low..self.high]);
         self.price.push(price);
         self.total.push(total);
     }

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use good_lp::solvers::SolutionStatus;
 use good_lp::{
-    Expression, ProblemVariables, Solution as _, SolverModel, Variable, WithTimeLimit, constraint,
-    microlp, variable,
+    Expression, ProblemVariables, Solution as _, SolverModel, Variable, WithTimeLimit, constraint, microlp, variable,
 };
 use rustc_hash::FxHashMap;
 
@@ -54,9 +53,7 @@ pub(super) fn solve(problem: &Problem, incumbent: Vec<usize>, options: &Options)
     let mut known: FxHashMap<Part, Found> = FxHashMap::default();
     for (part, classes) in parts {
         let used = classes.iter().filter(|&&class| active[class]);
-        let paid: f64 = used
-            .map(|&class| problem.nodes[outcome.choice[class]].cost)
-            .sum();
+        let paid: f64 = used.map(|&class| problem.nodes[outcome.choice[class]].cost).sum();
         let forced = classes.iter().filter(|&&class| problem.forced[class]);
         let least: f64 = forced.map(|&class| shares[class]).sum();
         if part.decided() || !improves(least, paid) {
@@ -115,25 +112,17 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     fn new(part: &'a Part) -> Self {
-        let dearest = (0..part.nodes())
-            .map(|node| part.cost(node))
-            .fold(0.0, f64::max);
+        let dearest = (0..part.nodes()).map(|node| part.cost(node)).fold(0.0, f64::max);
         let all = part.needs();
         let class_of = (0..part.forced.len()).flat_map(|class| part.of(class).map(move |_| class));
         // A node that needs its own class is in no program.
-        let idle = class_of
-            .enumerate()
-            .filter(|(node, class)| all[*node].contains(class));
+        let idle = class_of.enumerate().filter(|(node, class)| all[*node].contains(class));
         let idle: Vec<usize> = idle.map(|(node, _)| node).collect();
         Self {
             part,
             scale: if dearest > 0.0 { dearest } else { 1.0 },
             needs: distinct(part, &all),
-            cuts: if idle.is_empty() {
-                Vec::new()
-            } else {
-                vec![(idle, 0)]
-            },
+            cuts: if idle.is_empty() { Vec::new() } else { vec![(idle, 0)] },
         }
     }
 
@@ -177,10 +166,7 @@ impl<'a> Model<'a> {
             }
         };
         let x: Vec<Variable> = (0..part.nodes()).map(|_| variables.add(kind())).collect();
-        let price = x
-            .iter()
-            .enumerate()
-            .map(|(node, &x)| part.cost(node) / self.scale * x);
+        let price = x.iter().enumerate().map(|(node, &x)| part.cost(node) / self.scale * x);
         let price: Expression = price.sum();
         let mut model = variables.minimise(price.clone()).using(microlp);
         let chosen = |nodes: &[usize]| nodes.iter().map(|&node| x[node]).sum::<Expression>();
@@ -196,9 +182,7 @@ impl<'a> Model<'a> {
         }
         let model = model.with_time_limit(limit.as_secs_f64());
         // The incumbent must survive a numerical failure in the solver, which may be a panic.
-        let solution = catch_unwind(AssertUnwindSafe(|| model.solve()))
-            .ok()?
-            .ok()?;
+        let solution = catch_unwind(AssertUnwindSafe(|| model.solve())).ok()?.ok()?;
         if !matches!(solution.status(), SolutionStatus::Optimal) {
             return None;
         }
@@ -246,10 +230,8 @@ impl<'a> Model<'a> {
     /// Forbids all choices that lead from each class of a cycle to the next.
     fn forbid(&mut self, cycle: &[usize]) {
         let part = self.part;
-        let onward = |(&class, &next): (&usize, &usize)| {
-            part.of(class)
-                .filter(move |&node| part.children[node].contains(&next))
-        };
+        let onward =
+            |(&class, &next): (&usize, &usize)| part.of(class).filter(move |&node| part.children[node].contains(&next));
         let next = cycle.iter().cycle().skip(1);
         let nodes = cycle.iter().zip(next).flat_map(onward).collect();
         self.cuts.push((nodes, cycle.len() - 1));
@@ -270,17 +252,14 @@ fn distinct(part: &Part, needs: &[Vec<usize>]) -> Vec<(Vec<usize>, usize)> {
         }
         pairs.sort_unstable();
         let groups: Vec<&[(usize, usize)]> = pairs.chunk_by(|a, b| a.0 == b.0).collect();
-        let nodes =
-            |group: &[(usize, usize)]| group.iter().map(|&(_, node)| node).collect::<Vec<_>>();
+        let nodes = |group: &[(usize, usize)]| group.iter().map(|&(_, node)| node).collect::<Vec<_>>();
         // The same nodes need `by`, and whatever is chosen there needs `need`.
         let follows = |group: &[(usize, usize)]| {
             let need = group[0].0;
             groups.iter().any(|other| {
                 let by = other[0].0;
                 let same = by != need && other.len() == group.len() && nodes(other) == nodes(group);
-                same && part
-                    .of(by)
-                    .all(|node| needs[node].binary_search(&need).is_ok())
+                same && part.of(by).all(|node| needs[node].binary_search(&need).is_ok())
             })
         };
         for group in &groups {

@@ -137,40 +137,21 @@ pub fn extract(graph: &Graph, options: &Options) -> Result<Solution, Error> {
     reduce::reduce(&mut problem);
     let tree = greedy::tree(&problem);
     let dag = greedy::dag(&problem);
-    let tree_greedy = best.offer(
-        Method::TreeGreedy,
-        problem.decode(tree.iter().copied(), classes),
-    )?;
-    let dag_greedy = best.offer(
-        Method::DagGreedy,
-        problem.decode(dag.iter().copied(), classes),
-    )?;
+    let tree_greedy = best.offer(Method::TreeGreedy, problem.decode(tree.iter().copied(), classes))?;
+    let dag_greedy = best.offer(Method::DagGreedy, problem.decode(dag.iter().copied(), classes))?;
 
     // Each start leads to a local optimum of its own.
     let mut input = dag.clone();
-    problem
-        .backbone()
-        .for_each(|id| input[problem.nodes[id].class] = id);
+    problem.backbone().for_each(|id| input[problem.nodes[id].class] = id);
     let mut starts = vec![dag, tree, input];
     starts.dedup();
     let readers = problem.readers();
-    let flipped = starts
-        .into_iter()
-        .map(|start| flip::flip(&problem, &readers, start));
+    let flipped = starts.into_iter().map(|start| flip::flip(&problem, &readers, start));
     let (_, flipped) = flipped
         .map(|choice| (problem.cost(&choice), choice))
-        .reduce(|best, other| {
-            if improves(other.0, best.0) {
-                other
-            } else {
-                best
-            }
-        })
+        .reduce(|best, other| if improves(other.0, best.0) { other } else { best })
         .expect("there is a start");
-    let group_flip = best.offer(
-        Method::GroupFlip,
-        problem.decode(flipped.iter().copied(), classes),
-    )?;
+    let group_flip = best.offer(Method::GroupFlip, problem.decode(flipped.iter().copied(), classes))?;
 
     let exact = ilp::solve(&problem, flipped, options);
     let ilp = if exact.ran {
@@ -188,17 +169,11 @@ pub fn extract(graph: &Graph, options: &Options) -> Result<Solution, Error> {
     let ilp_optimal = exact.optimal || !improves(exact.bound, cost);
     let needed = graph.schedule(&choice)?;
     choice.fill(None);
-    needed
-        .into_iter()
-        .for_each(|(class, node)| choice[class] = Some(node));
+    needed.into_iter().for_each(|(class, node)| choice[class] = Some(node));
     Ok(Solution {
         choice,
         cost,
-        lower_bound: if ilp_optimal {
-            cost
-        } else {
-            exact.bound.min(cost)
-        },
+        lower_bound: if ilp_optimal { cost } else { exact.bound.min(cost) },
         method,
         costs: Costs {
             original,

@@ -66,10 +66,7 @@ impl Part {
         for class in 0..self.forced.len() {
             for node in self.of(class) {
                 let mut need = Vec::new();
-                for &child in self.children[node]
-                    .iter()
-                    .filter(|&&child| !self.forced[child])
-                {
+                for &child in self.children[node].iter().filter(|&&child| !self.forced[child]) {
                     need.push(child);
                     if child < class {
                         need.extend_from_slice(&of_class[child]);
@@ -98,19 +95,14 @@ pub(super) fn split(problem: &Problem) -> Vec<(Part, Vec<usize>)> {
             leader[a.max(b)] = a.min(b);
         }
     }
-    let leaders: Vec<usize> = (0..problem.len())
-        .map(|class| find(&mut leader, class))
-        .collect();
+    let leaders: Vec<usize> = (0..problem.len()).map(|class| find(&mut leader, class)).collect();
     let members = Lists::new(problem.len(), leaders.iter().copied().zip(0..));
     let mut local = vec![0; problem.len()];
     let parts = (0..problem.len()).map(|leader| members.of(leader));
     parts
         .filter(|classes| !classes.is_empty())
         .map(|classes| {
-            classes
-                .iter()
-                .enumerate()
-                .for_each(|(at, &class)| local[class] = at);
+            classes.iter().enumerate().for_each(|(at, &class)| local[class] = at);
             (Part::new(problem, classes, &local), classes.to_vec())
         })
         .collect()

@@ -128,11 +128,7 @@ impl Problem {
 
     /// For each class the node through which it is first computable from nodes that `admit` admits.
     /// Children are computable before their readers, so these nodes together are acyclic.
-    fn first_ready(
-        &self,
-        readers: &Lists,
-        admit: impl Fn(&Alternative) -> bool,
-    ) -> Vec<Option<usize>> {
+    fn first_ready(&self, readers: &Lists, admit: impl Fn(&Alternative) -> bool) -> Vec<Option<usize>> {
         let mut first = vec![None; self.len()];
         let mut queue = Vec::with_capacity(self.len());
         let mut missing: Vec<usize> = self.nodes.iter().map(|node| node.children.len()).collect();
@@ -179,9 +175,7 @@ impl Problem {
         for (new, &old) in sequence.iter().enumerate() {
             for id in self.of(old) {
                 let mut children = std::mem::take(&mut self.nodes[id].children);
-                children
-                    .iter_mut()
-                    .for_each(|child| *child = position[*child]);
+                children.iter_mut().for_each(|child| *child = position[*child]);
                 children.sort_unstable();
                 nodes.push(Alternative {
                     children,
@@ -228,11 +222,7 @@ impl Problem {
     }
 
     /// A node per class in the input's terms, for an input of `classes` classes.
-    pub fn decode(
-        &self,
-        ids: impl IntoIterator<Item = usize>,
-        classes: usize,
-    ) -> Vec<Option<usize>> {
+    pub fn decode(&self, ids: impl IntoIterator<Item = usize>, classes: usize) -> Vec<Option<usize>> {
         let mut choice = vec![None; classes];
         for id in ids {
             choice[self.source[self.nodes[id].class]] = Some(self.nodes[id].index);

@@ -38,17 +38,13 @@ fn prune(problem: &mut Problem) -> bool {
         candidates.clear();
         candidates.extend(problem.of(class).map(|id| {
             let brings: Children = problem.residual(id).collect();
-            let signature = brings
-                .iter()
-                .fold(0, |bits, child| bits | 1u64 << (child % 64));
+            let signature = brings.iter().fold(0, |bits, child| bits | 1u64 << (child % 64));
             (id, brings, signature)
         }));
         // Sorted like this, only an earlier node can dominate; ids put originals first.
         candidates.sort_by(|(a, brings_a, _), (b, brings_b, _)| {
             let costs = problem.nodes[*a].cost.total_cmp(&problem.nodes[*b].cost);
-            costs
-                .then(brings_a.len().cmp(&brings_b.len()))
-                .then(a.cmp(b))
+            costs.then(brings_a.len().cmp(&brings_b.len())).then(a.cmp(b))
         });
         let mut kept: SmallVec<[usize; 8]> = SmallVec::new();
         for (at, (id, brings, signature)) in candidates.iter().enumerate() {

@@ -70,14 +70,8 @@ fn a_merged_product_that_greedy_rejects_is_taken_by_flip() {
     assert_eq!(solution.costs.dag_greedy, 16.0);
     assert!((solution.cost - 10.3).abs() < 1e-9);
     assert_eq!(solution.method, Method::GroupFlip);
-    assert_eq!(
-        solution.choice,
-        [Some(0), Some(1), Some(1), Some(1), Some(0), Some(0)]
-    );
-    assert!(
-        solution.ilp_optimal,
-        "the split bound is met without the solver"
-    );
+    assert_eq!(solution.choice, [Some(0), Some(1), Some(1), Some(1), Some(0), Some(0)]);
+    assert!(solution.ilp_optimal, "the split bound is met without the solver");
 }
 
 #[test]
@@ -217,10 +211,7 @@ fn the_solver_finds_what_local_search_misses() {
     // Two merges that pay only together: a set cover on which switching one group never helps.
     let covers: [&[usize]; 4] = [&[0, 1, 2], &[3, 4, 5], &[0, 3, 1, 4], &[2, 5]];
     let prices = [4.0, 4.0, 3.9, 4.2];
-    let mut classes: Vec<Vec<Node>> = prices
-        .iter()
-        .map(|&price| vec![rewrite(price, &[])])
-        .collect();
+    let mut classes: Vec<Vec<Node>> = prices.iter().map(|&price| vec![rewrite(price, &[])]).collect();
     for element in 0..6 {
         let mut nodes = vec![original(3.0, &[])];
         let sets = (0..4).filter(|&set| covers[set].contains(&element));
@@ -239,13 +230,7 @@ fn the_solver_finds_what_local_search_misses() {
 fn malformed_graphs_are_named() {
     let leaf = || vec![original(1.0, &[])];
     let fails = |graph| extract(&graph, &Options::default()).unwrap_err();
-    assert_eq!(
-        fails(graph(vec![], 0)),
-        Error::Root {
-            root: 0,
-            classes: 0
-        }
-    );
+    assert_eq!(fails(graph(vec![], 0)), Error::Root { root: 0, classes: 0 });
     let child = graph(vec![vec![original(1.0, &[7])]], 0);
     assert_eq!(
         fails(child),
@@ -266,18 +251,9 @@ fn malformed_graphs_are_named() {
     );
     let no_program = graph(vec![vec![rewrite(1.0, &[])]], 0);
     assert_eq!(fails(no_program), Error::Original { root: 0 });
-    let valid = graph(
-        vec![leaf(), vec![original(1.0, &[0]), rewrite(1.0, &[1])]],
-        1,
-    );
-    assert_eq!(
-        valid.dag_cost(&[None, Some(0)]),
-        Err(Error::Incomplete { class: 0 })
-    );
-    assert_eq!(
-        valid.dag_cost(&[Some(0), Some(1)]),
-        Err(Error::Cyclic { class: 1 })
-    );
+    let valid = graph(vec![leaf(), vec![original(1.0, &[0]), rewrite(1.0, &[1])]], 1);
+    assert_eq!(valid.dag_cost(&[None, Some(0)]), Err(Error::Incomplete { class: 0 }));
+    assert_eq!(valid.dag_cost(&[Some(0), Some(1)]), Err(Error::Cyclic { class: 1 }));
     assert_eq!(valid.dag_cost(&[Some(0), Some(0)]), Ok(2.0));
 }
 
@@ -342,18 +318,14 @@ fn cook(recipe: &Recipe, cyclic: bool) -> Graph {
                 (0..class).collect()
             };
             let children = picks.iter().filter(|_| !readable.is_empty());
-            let children = children
-                .map(|pick| readable[pick % readable.len()])
-                .collect();
+            let children = children.map(|pick| readable[pick % readable.len()]).collect();
             Node {
                 cost: *cost,
                 children,
                 original,
             }
         });
-        Class {
-            nodes: nodes.collect(),
-        }
+        Class { nodes: nodes.collect() }
     });
     Graph {
         classes: classes.collect(),
@@ -370,10 +342,7 @@ fn check(graph: &Graph) -> Result<(), TestCaseError> {
         prop_assert!((cost - solution.cost).abs() < SLACK);
         prop_assert!(cost <= solution.costs.original + SLACK);
         prop_assert!(cost >= optimum - SLACK);
-        prop_assert!(
-            solution.lower_bound <= optimum + SLACK,
-            "{solution:?} {optimum}"
-        );
+        prop_assert!(solution.lower_bound <= optimum + SLACK, "{solution:?} {optimum}");
         prop_assert!(
             !solution.ilp_optimal || cost <= optimum + SLACK,
             "{solution:?} {optimum}"

@@ -267,6 +267,7 @@ pub const FUNCTIONS: &[(&str, Function)] = &[
     ("mul", |a| arithmetic(a, |x, y| x * y)),
     ("div", |a| arithmetic(a, |x, y| x / y)),
     ("neg", |a| number(a, 0).map(|x| Attr::float(-x))),
+    ("recip", |a| number(a, 0).map(|x| Attr::float(1.0 / x))),
     // Arithmetic on sizes and places.
     ("iadd", |a| Some(Attr::Int(dim(a, 0)?.add(dim(a, 1)?)))),
     ("isub", |a| Some(Attr::Int(dim(a, 0)?.sub(dim(a, 1)?)))),
@@ -289,6 +290,61 @@ pub const FUNCTIONS: &[(&str, Function)] = &[
             Attr::Int(d) if d.known().is_none_or(|v| v >= 0) => Some(Attr::Int(d.clone())),
             _ => None,
         }
+    }),
+    // Views, for rules.
+    ("permuted", |a| {
+        let (x, perm) = (tensor(a, 0)?, attr(a, 1)?.known_ints()?);
+        let sizes: Option<Vec<Dim>> = perm.iter().map(|d| x.shape.get(*d as usize).cloned()).collect();
+        shape(sizes?)
+    }),
+    ("drop_first", |a| {
+        shape(attr(a, 0)?.as_ints()?.get(1..)?.iter().cloned())
+    }),
+    ("last_two", |a| {
+        let x = tensor(a, 0)?;
+        shape(x.shape[x.rank().checked_sub(2)?..].iter().cloned())
+    }),
+    ("along", |a| {
+        // A vector laid along dimension `i` of another tensor: ones elsewhere.
+        let (v, w) = (tensor(a, 0)?, tensor(a, 1)?);
+        let mut s = vec![Dim::Const(1); w.rank()];
+        *s.get_mut(usize::try_from(int(a, 2)?).ok()?)? = v.shape.first()?.clone();
+        if v.rank() == 1 { shape(s) } else { None }
+    }),
+    ("inner_dims", |a| {
+        // All dimensions but the first.
+        let r = tensor(a, 0)?.rank() as i64;
+        Some(Attr::ints(&(1 - r..0).collect::<Vec<_>>()))
+    }),
+    ("tail", |a| {
+        // The sizes of dimensions that must be the last ones.
+        let (x, dims) = (tensor(a, 0)?, attr(a, 1)?.known_ints()?);
+        let kept = x.rank().checked_sub(dims.len())?;
+        let last = (1..=dims.len() as i64).rev().map(|d| -d);
+        if dims.iter().copied().eq(last) {
+            shape(x.shape[kept..].iter().cloned())
+        } else {
+            None
+        }
+    }),
+    ("only", |a| match attr(a, 0)?.known_ints()?[..] {
+        [d] => Some(Attr::int(d)),
+        _ => None,
+    }),
+    ("place", |a| {
+        // A bound of a slice as a place from the front, inside the dimension; `none` is the last operand.
+        let n = tensor(a, 0)?.dim(int(a, 1)?)?.known()?;
+        let v = match attr(a, 2)? {
+            Attr::None => int(a, 3)?,
+            _ => int(a, 2)?,
+        };
+        Some(Attr::int(if v < 0 { (v + n).max(0) } else { v.min(n) }))
+    }),
+    ("sub_place", |a| {
+        // Where a place in a slice is in the whole: `start + step × place`.
+        let known = [int(a, 0)?, int(a, 1)?, int(a, 2)?];
+        let whole = known[1].checked_mul(known[2])?.checked_add(known[0])?;
+        known.iter().all(|v| *v >= 0).then(|| Attr::int(whole))
     }),
 ];
 

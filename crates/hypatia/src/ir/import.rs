@@ -24,6 +24,7 @@ enum Bound {
     Value(Id),
     Attr(Attr),
     List(Vec<Bound>),
+    Other,
 }
 
 /// Reads a captured graph.
@@ -108,13 +109,24 @@ fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autog
         }
         let root = program.root;
         if let Some(id) = try_call(program, op, call, &args) {
-            if program.ty(id) == ty {
+            if agrees(program.ty(id), ty) {
                 return Some(id);
             }
         }
         program.root = root;
     }
     None
+}
+
+/// The row's type is torch's; an item of a tuple that the row does not describe may be anything.
+fn agrees(row: &Ty, torch: &Ty) -> bool {
+    match (row, torch) {
+        (Ty::Tuple(a), Ty::Tuple(b)) => {
+            a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| *a == Ty::Unknown || agrees(a, b))
+        }
+        (Ty::Unknown, _) => false,
+        _ => row == torch,
+    }
 }
 
 fn bind(program: &Program, arg: &CapturedArg, ids: &[Id]) -> Option<Bound> {
@@ -149,7 +161,7 @@ fn bind(program: &Program, arg: &CapturedArg, ids: &[Id]) -> Option<Bound> {
                 None => Bound::List(items),
             }
         }
-        CapturedArg::Other => return None,
+        CapturedArg::Other => Bound::Other,
     })
 }
 
@@ -160,6 +172,7 @@ fn try_call(program: &mut Program, op: OpId, call: &AtenCall, args: &[Bound]) ->
     let mut names: BTreeMap<&str, Bound> = BTreeMap::new();
     for (operand, arg) in call.operands.iter().zip(args) {
         match (operand, arg) {
+            (AtenOperand::Any, _) => {}
             (AtenOperand::Literal(want), Bound::Attr(have)) if same(want, have) => {}
             (AtenOperand::Number(name), Bound::Attr(a)) if a.number().is_some() || matches!(a, Attr::Int(_)) => {
                 names.insert(name, arg.clone());
@@ -184,7 +197,7 @@ fn try_call(program: &mut Program, op: OpId, call: &AtenCall, args: &[Bound]) ->
             Bound::Value(id) => Some(program.ty(*id).clone()),
             _ => None,
         },
-        Bound::Attr(_) => None,
+        Bound::Attr(_) | Bound::Other => None,
     });
     let mut children = vec![];
     for p in &row.params {
@@ -232,7 +245,7 @@ impl Sink for Meaning<'_> {
             Some(Bound::Value(id)) => Ok(*id),
             Some(Bound::Attr(a)) => Ok(self.program.attr(a.clone())),
             Some(Bound::List(items)) => first(items).ok_or_else(|| pos.error(format!("{word} is empty"))),
-            None => Err(pos.error(format!("no argument {word}"))),
+            Some(Bound::Other) | None => Err(pos.error(format!("no argument {word}"))),
         }
     }
 

@@ -179,6 +179,7 @@ impl Emitter<'_> {
         row.aten.iter().filter(|c| c.meaning.is_none()).find(|call| {
             call.operands.iter().all(|operand| match operand {
                 AtenOperand::Number(name) => position(row, name).is_some_and(|i| self.is_attr(children[i])),
+                AtenOperand::Any => false,
                 _ => true,
             })
         })
@@ -191,6 +192,7 @@ impl Emitter<'_> {
             .iter()
             .map(|operand| match operand {
                 AtenOperand::Literal(a) => Ok(attr_arg(a)),
+                AtenOperand::Any => Ok(CapturedArg::None),
                 AtenOperand::Name(name) | AtenOperand::Number(name) => Ok(self.arg(children[lookup(name)?])),
                 AtenOperand::List(name) => Ok(CapturedArg::List(
                     children[lookup(name)?..].iter().map(|c| self.arg(*c)).collect(),

@@ -2,7 +2,7 @@
 //!
 //! `"add.Tensor(x, y)"` says that `aten.add.Tensor` with two arguments is this op on its
 //! operands `x` and `y`; arguments not named must have their defaults. A literal must be met
-//! exactly, `y#` is a number and no tensor, `*xs` is a list of tensors, and `"t.default(x) => (permute x ($transposed x))"`
+//! exactly, `y#` is a number and no tensor, `_` is anything, `*xs` is a list of tensors, and `"t.default(x) => (permute x ($transposed x))"`
 //! builds the op from a differently shaped call.
 
 use crate::attr::Attr;
@@ -107,6 +107,8 @@ pub enum AtenOperand {
     List(String),
     /// Must be equal to this value.
     Literal(Attr),
+    /// May be anything: layouts and devices, which the type of the result decides.
+    Any,
 }
 
 /// A torch call that means an op.
@@ -139,6 +141,7 @@ impl AtenCall {
             .split(", ")
             .filter(|t| !t.is_empty())
             .map(|t| match (t.strip_prefix('*'), t.strip_suffix('#')) {
+                _ if t == "_" => AtenOperand::Any,
                 (Some(list), _) => AtenOperand::List(list.into()),
                 (_, Some(number)) => AtenOperand::Number(number.into()),
                 _ => match Attr::parse(t) {

@@ -451,6 +451,7 @@ pub(super) fn rows() -> Vec<Row> {
             "x:T dtype:dtype",
             &[
                 "_to_copy.default(x, dtype)",
+                "_to_copy.default(x, dtype, _, _)",
                 "to.dtype(x, dtype)",
                 "prims::convert_element_type.default(x, dtype) => (cast x dtype)",
             ],
@@ -463,6 +464,8 @@ pub(super) fn rows() -> Vec<Row> {
             "x:T",
             &[
                 "clone.default(x)",
+                "clone.default(x, _)",
+                "contiguous.default(x, _)",
                 "contiguous.default(x)",
                 "lift_fresh_copy.default(x)",
             ],

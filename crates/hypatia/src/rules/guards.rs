@@ -2,7 +2,7 @@
 
 use crate::attr::Attr;
 use crate::egraph::Facts;
-use crate::ty::{TensorType, Ty};
+use crate::ty::{DType, TensorType, Ty};
 
 /// A condition on facts.
 pub type Guard = fn(&[Facts]) -> bool;
@@ -17,6 +17,21 @@ fn attr(f: &[Facts], i: usize) -> Option<&Attr> {
 
 fn number(f: &[Facts], i: usize) -> Option<f64> {
     attr(f, i)?.number()
+}
+
+/// Strictly wider: casting there and on loses nothing.
+fn widens(from: DType, to: DType) -> bool {
+    use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8};
+    match from {
+        Bool => true,
+        U8 => matches!(to, I16 | I32 | I64 | F16 | F32 | F64),
+        I8 => matches!(to, I16 | I32 | I64 | F16 | BF16 | F32 | F64),
+        I16 => matches!(to, I32 | I64 | F32 | F64),
+        I32 => matches!(to, I64 | F64),
+        F16 | BF16 => matches!(to, F32 | F64),
+        F32 => to == F64,
+        I64 | F64 => false,
+    }
 }
 
 fn holds(condition: Option<bool>) -> bool {
@@ -81,6 +96,65 @@ pub const GUARDS: &[(&str, Guard)] = &[
     }),
     ("only_last", |f| {
         holds(attr(f, 0).and_then(Attr::known_ints).map(|d| d == [-1]))
+    }),
+    // Every element is this number, bit for bit: `-0.0` is not `0.0`.
+    ("is", |f| {
+        holds(number(f, 1).map(|v| f[0].constant == Some(v.to_bits())))
+    }),
+    // Neither it nor its reciprocal leaves the range of fp32.
+    ("moderate", |f| {
+        holds(number(f, 0).map(|v| (1e-30..=1e30).contains(&v.abs())))
+    }),
+    // Multiplying by its reciprocal is dividing by it, bit for bit, in every floating dtype.
+    ("power_of_two", |f| {
+        holds(number(f, 0).map(|v| (-14..=14).any(|k| v.abs() == 2f64.powi(k))))
+    }),
+    ("wide", |f| {
+        f.iter()
+            .all(|f| matches!(f.ty.tensor(), Some(t) if matches!(t.dtype, DType::F32 | DType::F64)))
+    }),
+    // Every number of the tensor's dtype is one of the other dtype too.
+    ("widens", |f| {
+        holds(tensor(f, 0).zip(attr(f, 1)).map(|(t, a)| match (t.dtype, a) {
+            (from, Attr::DType(to)) => from == *to || widens(from, *to),
+            _ => false,
+        }))
+    }),
+    // Permutations: none at all; of the last two dimensions; of dimensions of size one only.
+    ("identity", |f| {
+        holds(
+            attr(f, 0)
+                .and_then(Attr::known_ints)
+                .map(|p| p.iter().copied().eq(0..p.len() as i64)),
+        )
+    }),
+    ("swaps_last", |f| {
+        holds(attr(f, 0).and_then(Attr::known_ints).map(|mut p| {
+            let r = p.len();
+            r >= 2 && {
+                p.swap(r - 2, r - 1);
+                p.into_iter().eq(0..r as i64)
+            }
+        }))
+    }),
+    ("moves_units", |f| {
+        holds(
+            tensor(f, 0)
+                .zip(attr(f, 1).and_then(Attr::known_ints))
+                .map(|(x, mut p)| {
+                    p.retain(|d| !x.shape[*d as usize].is(1));
+                    p.is_sorted()
+                }),
+        )
+    }),
+    ("ends_with", |f| {
+        let lists = attr(f, 0)
+            .and_then(Attr::as_ints)
+            .zip(attr(f, 1).and_then(Attr::as_ints));
+        holds(lists.map(|(all, end)| all.ends_with(end)))
+    }),
+    ("zeros", |f| {
+        holds(attr(f, 0).and_then(Attr::as_ints).map(|v| v.iter().all(|d| d.is(0))))
     }),
 ];
 

@@ -9,6 +9,7 @@ pub mod soundness;
 
 mod algebra;
 mod canon;
+mod equality;
 mod fusion;
 mod linear;
 mod merge;
