@@ -9,6 +9,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypatia.pipeline
 import pytest
 import torch
 
@@ -17,8 +18,12 @@ COUNTS = ("cases", "passed", "peer_fails", "eager_fails", "failed", "graphs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread per process: suites run in several, and reductions must add in one order."""
+    """One thread per process: suites run in several, and reductions must add in one order.
+
+    Internal errors fail a test: falling back to eager would hide them.
+    """
     torch.set_num_threads(1)
+    hypatia.pipeline.raise_errors = True
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

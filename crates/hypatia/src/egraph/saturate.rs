@@ -79,10 +79,10 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
                 let n = apply(egraph, rule, limit);
                 if n > 0 {
                     *stats.fired.entry(rule.name).or_default() += n;
-                    egraph.rebuild();
                 }
                 fired += n;
             }
+            egraph.rebuild();
             if egraph.total_number_of_nodes() > limit {
                 stats.limited = true;
                 break;
@@ -102,6 +102,11 @@ pub fn apply(egraph: &mut EGraph, rule: &Rule, limit: usize) -> usize {
     }
     match &rule.action {
         Action::Pattern(rewrites) => rewrites.iter().map(|r| r.apply(egraph, rule.name, limit)).sum(),
-        Action::Program(f) => f(egraph, rule),
+        Action::Program(f) => {
+            if !egraph.clean {
+                egraph.rebuild();
+            }
+            f(egraph, rule)
+        }
     }
 }

@@ -73,8 +73,9 @@ impl Sides {
         for class in self.left.used.iter().chain(&self.right.used) {
             subst.insert(variable(*class), egraph.find(*class));
         }
-        let left = type_of(egraph, &self.left.ast, &subst);
-        if left.is_none() || left != type_of(egraph, &self.right.ast, &subst) {
+        let vars = |v: Var| egraph[subst[v]].data.ty.clone();
+        let left = type_of(egraph, &self.left.ast, &vars);
+        if left.is_none() || left != type_of(egraph, &self.right.ast, &vars) {
             return false;
         }
         egraph

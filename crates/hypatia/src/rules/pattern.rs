@@ -80,6 +80,9 @@ impl Rewrite {
     /// Applies it wherever it matches, until `limit` nodes; returns how many equalities are new.
     pub fn apply(&self, egraph: &mut EGraph, name: &str, limit: usize) -> usize {
         let mut fired = 0;
+        if !egraph.clean {
+            egraph.rebuild();
+        }
         for matches in self.left.search(egraph) {
             for subst in &matches.substs {
                 if egraph.total_number_of_nodes() > limit {
@@ -106,13 +109,17 @@ impl Rewrite {
         if !self.checks.iter().all(holds) {
             return false;
         }
+        let vars = |v: Var| match self.computations.iter().position(|c| c.var == v) {
+            Some(i) => Ty::Attr(computed[i].clone()),
+            None => egraph[subst[v]].data.ty.clone(),
+        };
+        if type_of(egraph, &self.right, &vars).as_ref() != Some(&egraph[class].data.ty) {
+            return false;
+        }
         let mut subst = subst.clone();
         for (computation, value) in self.computations.iter().zip(computed) {
             let id = egraph.add(Node::attr(value));
             subst.insert(computation.var, id);
-        }
-        if type_of(egraph, &self.right, &subst).as_ref() != Some(&egraph[class].data.ty) {
-            return false;
         }
         egraph
             .union_instantiations(&self.left.ast, &self.right, &subst, Symbol::from(name))
@@ -138,11 +145,11 @@ impl Rewrite {
 }
 
 /// Type that an instantiated pattern would have, if every op in it is well typed.
-pub fn type_of(egraph: &EGraph, ast: &PatternAst<Node>, subst: &Subst) -> Option<Ty> {
+pub fn type_of(egraph: &EGraph, ast: &PatternAst<Node>, vars: &dyn Fn(Var) -> Ty) -> Option<Ty> {
     let mut types: Vec<Ty> = Vec::with_capacity(ast.len());
     for node in ast.as_ref() {
         types.push(match node {
-            ENodeOrVar::Var(v) => egraph[subst[*v]].data.ty.clone(),
+            ENodeOrVar::Var(v) => vars(*v),
             ENodeOrVar::ENode(n) => {
                 let operands: Vec<Ty> = n.children().iter().map(|c| types[usize::from(*c)].clone()).collect();
                 egraph.analysis.leaves.infer(&n.op, &operands).ok()?

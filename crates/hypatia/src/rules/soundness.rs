@@ -244,7 +244,7 @@ enum Specials {
 
 /// How a sample is evaluated, on what, and how close its values must be; none means every bit.
 fn trials(numerics: Numerics, sample: &Sample, elementwise: bool) -> Vec<(Mode, Specials, Option<f64>)> {
-    let real = match numerics {
+    let real: f64 = match numerics {
         Numerics::Exact => {
             return vec![
                 (Mode::Rounded, Specials::None, None),
