@@ -33,7 +33,7 @@ demo: build ## set everything up, then compile a model and show what was done to
 	@$(BIN)/python -m hypatia.demo
 
 .PHONY: test
-test: build check-format lint test-rust test-python ## set everything up, then formatting, lints, Rust and Python tests
+test: check-format lint test-rust test-python ## set everything up, then formatting, lints, Rust and Python tests
 
 .PHONY: help
 help: ## this list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import os
 import platform
 import statistics
@@ -16,11 +17,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
 from hypatia import _native, backend, pipeline
 from hypatia.options import Options
 from hypatia.report import GraphReport
-from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,11 +101,12 @@ def stages() -> Iterator[Counter[str]]:
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 spent[name] += 1e3 * (time.perf_counter() - start)
+                spent[f"{name} cpu"] += 1e3 * (time.process_time() - used)
 
         return call
 
@@ -119,7 +122,14 @@ CORE = ("saturate", "extract", "prove")
 """The stages inside the Rust core whose sum the targets are about."""
 
 WHOLE = ("capture", "handover", "core", "rebuild", "rest")
-"""The stages of a whole compilation: handover is JSON and types on the way in, rest is JSON on the way out."""
+"""The stages of a whole compilation: handover is JSON and typing on the way in, rest JSON on the way out."""
+
+
+REPORTED = (
+    *("target", "cost_before", "cost_after", "lower_bound", "gap", "method", "nodes", "classes", "limited"),
+    *("steps", "rules", "opaque", "ops_before", "ops_after"),
+)
+"""What is kept of the compiler's own report."""
 
 
 @dataclass
@@ -133,12 +143,8 @@ class Measurement:
     first: float
     whole: float
     report: dict[str, Any]
+    calls: tuple[int, int]
     extra: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ops(self) -> tuple[int, int]:
-        """Ops before and after."""
-        return sum(self.report["ops_before"].values()), sum(self.report["ops_after"].values())
 
     @property
     def saved(self) -> float:
@@ -152,20 +158,17 @@ class Measurement:
 
     def data(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        kept = (
-            "target cost_before cost_after lower_bound gap method nodes classes limited steps rules opaque "
-            "ops_before ops_after"
-        ).split()
         return {
             "name": self.name,
             "core_ms": self.core,
             "core_best_ms": self.best,
             "core_first_ms": self.first,
             "whole_ms": self.whole,
+            "calls": self.calls,
             "times_ms": self.times,
             "saved_percent": self.saved,
             "speedup_percent": self.speedup,
-            **{key: self.report[key] for key in kept},
+            **{key: self.report[key] for key in REPORTED},
             **self.extra,
         }
 
@@ -180,7 +183,13 @@ def speedup(report: dict[str, Any]) -> float:
     return 100 * (report["cost_before"] / report["cost_after"] - 1) if report["cost_after"] else 0.0
 
 
-def optimize_once(graph: Graph, options: Options) -> tuple[dict[str, Any], dict[str, float]]:
+def calls(graph: fx.Graph) -> int:
+    """Calls that run each time: without those that pick a result, and with all folded weights as none."""
+    picks = (operator.getitem, "folded_weights")
+    return sum(n.op in ("call_function", "call_module") and n.target not in picks for n in graph.nodes)
+
+
+def optimize_once(graph: Graph, options: Options) -> tuple[GraphReport, dict[str, float]]:
     """The report of one optimization, and milliseconds by stage; a graph that is left alone is an error."""
     gc.collect()
     with stages() as spent:
@@ -189,13 +198,12 @@ def optimize_once(graph: Graph, options: Options) -> tuple[dict[str, Any], dict[
         whole = 1e3 * (time.perf_counter() - start)
     if not isinstance(report, GraphReport):
         raise RuntimeError("the graph was left as it is; see the log")
-    data = report.data
-    core = sum(data["times"][stage] for stage in CORE)
-    times = {stage: data["times"][stage] for stage in CORE}
+    times = {stage: report.data["times"][stage] for stage in CORE}
+    core = sum(times.values())
     times |= {"capture": spent["capture"], "handover": spent["native"] - core, "core": core}
-    times |= {"rebuild": spent["rebuild"], "whole": whole}
+    times |= {"rebuild": spent["rebuild"], "whole": whole, "native cpu": spent["native cpu"]}
     times["rest"] = whole - spent["capture"] - spent["native"] - spent["rebuild"]
-    return data, times
+    return report, times
 
 
 def measure(name: str, graph: Graph, options: Options, repeats: int) -> Measurement:
@@ -203,6 +211,7 @@ def measure(name: str, graph: Graph, options: Options, repeats: int) -> Measurem
     _, first = optimize_once(graph, options)
     runs = [optimize_once(graph, options) for _ in range(repeats)]
     times = {stage: statistics.median(t[stage] for _, t in runs) for stage in first}
+    report = runs[-1][0]
     return Measurement(
         name,
         times,
@@ -210,7 +219,8 @@ def measure(name: str, graph: Graph, options: Options, repeats: int) -> Measurem
         best=min(t["core"] for _, t in runs),
         first=first["core"],
         whole=times["whole"],
-        report=runs[-1][0],
+        report=report.data,
+        calls=(calls(report.before), calls(report.after)),
     )
 
 
@@ -230,4 +240,10 @@ class Gate:
 
     def data(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        return {"name": self.name, "value": self.value, "limit": self.limit, "unit": self.unit, "met": self.met}
+        return {
+            "name": self.name,
+            "value": self.value,
+            "limit": self.limit,
+            "unit": self.unit,
+            "met": self.met,
+        }

@@ -1,4 +1,4 @@
-"""The first call of a compiled MLP, timed in this process alone; `compile.py` starts one for each measurement.
+"""The first call of a compiled MLP, timed in a process of its own; `compile.py` starts it.
 
 torch and Dynamo are imported before the clock starts: every backend pays for these alike.
 """
@@ -33,7 +33,7 @@ def nothing() -> Any:
 
 
 def first_call(backend: str, name: str, *, train: bool) -> dict[str, float]:
-    """Seconds of the first call, of the second, and of importing the backend's package beforehand (none)."""
+    """Seconds of the first call, what the backend imports included, and of the second."""
     from zoo import NINE_MLPS
 
     (shape,) = [s for s in NINE_MLPS if s.name == name]

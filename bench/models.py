@@ -1,7 +1,7 @@
 """The graphs of the compile-time benchmark: TENSAT's, and BERT-base at any depth.
 
-TENSAT built its graphs by hand or read them from ONNX, with batch norms already folded away. Here they are the
-aten graphs that `torch.compile` would give a backend, so they are larger: batch norms, biases and views are in.
+TENSAT built its graphs by hand or read them from ONNX, with batch norms folded away before. Here they are
+the aten graphs that `torch.compile` gives a backend and so larger: batch norms, biases and views are in.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Published:
 
 
 class NasRNN(nn.Module):
-    """The recurrent cell of TASO's and TENSAT's benchmark: eight pairs of matmuls a step, weights not shared."""
+    """The recurrent cell of TASO's and TENSAT's benchmark: eight pairs of matmuls a step."""
 
     def __init__(self, hidden: int = 512, length: int = 5) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class NasRNN(nn.Module):
 
 
 class AttentionStack(nn.Module):
-    """TENSAT's BERT: bare attention without softmax, four projections of one input in each of eight layers."""
+    """TENSAT's BERT: attention without softmax, four projections of one input in each of eight layers."""
 
     def __init__(self, layers: int = 8, width: int = 1024, heads: int = 16) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def bert(
     written_out: bool = False,
     name: str = "",
 ) -> Workload:
-    """An encoder of BERT; BERT-base unless told otherwise. `written_out`: attention by matmuls and softmax."""
+    """An encoder; BERT-base unless told otherwise. `written_out`: attention by matmuls and softmax."""
     return Workload(
         name or f"bert-{layers}{'-softmax' if written_out else ''}",
         lambda: nn.Sequential(*(BertLayer(width, heads, inner, written_out) for _ in range(layers))),
@@ -152,11 +152,11 @@ class Separable(nn.Sequential):
 class NasNetCell(nn.Module):
     """A cell of NasNet-A over the results of the last two cells; `reduce` halves the picture."""
 
-    def __init__(self, before: int, last: int, width: int, *, reduce: bool, shrink: bool) -> None:
+    def __init__(self, before: int, last: int, width: int, *, reduce: bool) -> None:
         super().__init__()
         self.reduce = reduce
         self.squeeze = nn.Conv2d(last, width, 1, bias=False)
-        self.fit = nn.Conv2d(before, width, *((3, 2, 1) if shrink else (1, 1, 0)), bias=False)
+        self.fit = nn.Conv2d(before, width, 1, bias=False)
         sizes = [(7, 2), (5, 2), (7, 2), (5, 2), (3, 1)] if reduce else [(3, 1)] * 5
         self.branches = nn.ModuleList(Separable(width, size, stride) for size, stride in sizes)
 
@@ -192,10 +192,10 @@ class NasNetA(nn.Module):
         for _ in range(3):
             stage, before, last = nn.ModuleList(), entry, entry
             for _ in range(5):
-                stage.append(NasNetCell(before, last, width, reduce=False, shrink=False))
+                stage.append(NasNetCell(before, last, width, reduce=False))
                 before, last = last, 5 * width
             width *= 2
-            stage.append(NasNetCell(before, last, width, reduce=True, shrink=False))
+            stage.append(NasNetCell(before, last, width, reduce=True))
             entry = 5 * width
             self.stages.append(stage)
 
@@ -223,7 +223,9 @@ PICTURE = ((1, 3, 224, 224),)
 TENSAT: list[tuple[Workload, Published]] = [
     (Workload("nasrnn", NasRNN, ((1, 512),) * 5, "hidden 512, 5 steps"), Published(0.5, 68.9)),
     (
-        Workload("bert-tensat", AttentionStack, ((64, 1024),), "TENSAT's own graph: 8 x attention, no softmax"),
+        Workload(
+            "bert-tensat", AttentionStack, ((64, 1024),), "TENSAT's own graph: 8 x attention, no softmax"
+        ),
         Published(1.4, 9.2),
     ),
     (
@@ -231,10 +233,15 @@ TENSAT: list[tuple[Workload, Published]] = [
         Published(1.4, 9.2),
     ),
     (
-        Workload("resnext50", _torchvision("resnext50_32x4d"), PICTURE, "torchvision's 32x4d, batch norms in"),
+        Workload(
+            "resnext50", _torchvision("resnext50_32x4d"), PICTURE, "torchvision's 32x4d, batch norms in"
+        ),
         Published(0.7, 8.8),
     ),
-    (Workload("squeezenet", _torchvision("squeezenet1_1"), PICTURE, "torchvision's 1.1"), Published(0.3, 24.5)),
+    (
+        Workload("squeezenet", _torchvision("squeezenet1_1"), PICTURE, "torchvision's 1.1"),
+        Published(0.3, 24.5),
+    ),
     (Workload("vgg19", _torchvision("vgg19"), PICTURE, "torchvision's"), Published(0.4, 8.9)),
     (
         Workload(

@@ -275,6 +275,23 @@ def test_results_alias_as_in_eager() -> None:
     assert sharing(x, compiled(x)) == sharing(x, f(x))
 
 
+def test_names_are_unique() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.fft.rfft(x[i].unsqueeze(0)).abs() for i in range(4))
+
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(torch.compile(f, backend="hypatia")(x), f(x))
+    names = [n.name for n in backend.reports()[-1].after.nodes]
+    assert len(names) == len(set(names))
+
+
+def test_opaque_calls_get_the_memory_they_had() -> None:
+    """oneDNN's recurrent layer reads its input in memory order, so the copy before it must stay."""
+    model, x = nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True), torch.randn(3, 5, 8)
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="hypatia")(x), model(x))
+
+
 def test_strides_as_in_eager() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return F.linear(x, w), F.linear(x, v), F.linear(x, w).transpose(0, 1), x.permute(1, 2, 0).clone()

@@ -81,7 +81,7 @@ def _device(nodes: list[fx.Node]) -> torch.device:
 
 def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[str, int]) -> dict[str, Any]:
     is_input = node.op in ("placeholder", "get_attr")
-    effect, mutates = _effects(node)
+    effect, random, mutates = _effects(node)
     return {
         "name": node.name,
         "target": "" if is_input else target_name(node.target),
@@ -91,6 +91,7 @@ def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[
         "input": is_input,
         "weight": weight and is_input,
         "effect": effect,
+        "random": random,
         "mutates": mutates,
     }
 
@@ -104,17 +105,19 @@ def target_name(target: Any) -> str:
     return str(target)
 
 
-def _effects(node: fx.Node) -> tuple[bool, bool]:
-    """Whether a call must run exactly once in its place, and whether it changes an input."""
+def _effects(node: fx.Node) -> tuple[bool, bool, bool]:
+    """Whether a call must run exactly once in its place, and if so whether only because it may
+    draw random numbers, or because it changes an input."""
     if node.op in ("placeholder", "get_attr"):
-        return False, False
+        return False, False, False
     target = node.target
     if isinstance(target, OpOverload):
         mutates = target._schema.is_mutable
+        listed = target in fx.node._side_effectful_functions
         random = torch.Tag.nondeterministic_seeded in target.tags
-        return mutates or random or target in fx.node._side_effectful_functions, mutates
+        return mutates or listed or random, random and not (mutates or listed), mutates
     pure = getattr(target, "__module__", "") in ("_operator", "math", "torch") and callable(target)
-    return not pure or target in fx.node._side_effectful_functions, False
+    return not pure or target in fx.node._side_effectful_functions, False, False
 
 
 def _arguments(node: fx.Node, index: dict[fx.Node, int], hints: dict[str, int]) -> list[Any] | None:

@@ -37,6 +37,7 @@ class _Rebuilder:
         self.modules: dict[str, torch.nn.Module] = {}
         self.counts: Counter[str] = Counter()
         self.env: dict[int, fx.Node] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[str, fx.Node] = {}
         values = [value_of(n) for n in self.old]
         self.fake_mode = detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
@@ -75,15 +76,18 @@ class _Rebuilder:
 
     def _copied(self, old: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:
         new = self.graph.node_copy(old, lambda n: env[n])
-        new.name = old.name
+        new._rename(old.name)
         new.meta = dict(old.meta)
         self._note_symbols(new)
-        self.env_of_old()[old] = new
+        self.copies[old] = new
         return new
 
-    def env_of_old(self) -> dict[fx.Node, fx.Node]:
-        """New nodes of copied old ones."""
-        return self.__dict__.setdefault("_env_of_old", {})
+    def _copied_call(self, old: fx.Node, inputs: list[fx.Node]) -> fx.Node:
+        """A call as it was, on inputs that lie in memory as eager's do: calls that the op table
+        does not know may read memory in its order."""
+        reads = old.all_input_nodes
+        alike = [self._like_eager(new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
+        return self._copied(old, dict(zip(reads, alike, strict=True)))
 
     def _note_symbols(self, node: fx.Node) -> None:
         value = value_of(node)
@@ -94,15 +98,10 @@ class _Rebuilder:
         kind = item["kind"]
         old = None if item["origin"] is None else self.old[item["origin"]]
         if kind == "input":
-            known = self.env_of_old().get(old)
+            known = self.copies.get(old)
             return known if known is not None else self._copied(old, {})
         if kind == "copy":
-            inputs = [env[a["node"]] for a in item["args"]]
-            mapping = {
-                read: self._like_eager(new, value_of(read))
-                for read, new in zip(old.all_input_nodes, inputs, strict=True)
-            }
-            return self._copied(old, mapping)
+            return self._copied_call(old, [env[a["node"]] for a in item["args"]])
         if kind == "call":
             return self._call(item, old, env)
         return self._fused(item, old, env)
@@ -130,7 +129,7 @@ class _Rebuilder:
         if old is not None:
             node.meta = {k: v for k, v in old.meta.items() if k not in ("val", "tensor_meta", "example_value")}
             node.meta.setdefault("from_node_name", old.name)
-        node.name = name
+        node._rename(name)
         value = self._run_fake(node)
         node.meta["val"] = value
         if old is not None:
@@ -257,7 +256,7 @@ class _Rebuilder:
         for position, i in enumerate(wanted):
             item = self.graph.call_function(operator.getitem, (call, position))
             item.meta = {**env[i].meta, "folded": True}
-            item.name = f"folded_{env[i].name}"
+            item._rename(f"folded_{env[i].name}")
             self.env[i] = item
         return folded
 
@@ -268,7 +267,7 @@ class _Aliases:
     def __init__(self, rebuilder: _Rebuilder) -> None:
         self.rebuilder = rebuilder
         self.inputs = {_storage(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
-        self.seen: dict[Any, set[Any]] = {}
+        self.seen: dict[Any, Any] = {}
 
     def result(self, old: fx.Node, new: fx.Node) -> fx.Node:
         """The node to return for a result."""
@@ -280,11 +279,10 @@ class _Aliases:
         shares_now = ours in self.inputs or new.meta.get("folded", False) or ours in self._folded()
         if shared_before and ours != theirs:
             raise Unsupported(f"{old.name} would no longer share memory with an input")
-        others = self.seen.setdefault(ours, set())
-        if not shared_before and (shares_now or any(o != theirs for o in others)):
-            new = self.rebuilder.copy(new)
-            new = self.rebuilder._like_eager(new, value_of(old))
-        others.add(theirs)
+        strangers = self.seen.setdefault(ours, theirs) != theirs
+        if not shared_before and (shares_now or strangers):
+            new = self.rebuilder._like_eager(self.rebuilder.copy(new), value_of(old))
+            self.seen.setdefault(_storage(new), theirs)
         return new
 
     def _folded(self) -> set[Any]:
@@ -324,15 +322,21 @@ def _layout(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] |
         expected = expected * want.shape[i]
     else:
         return torch.contiguous_format, None
-    if not all(isinstance(s, int) for s in (*want.shape, *want.stride())):
-        return None, None
-    order = sorted(dims, key=lambda i: (-want.stride(i), -want.shape[i]))
+    # Example sizes only propose an order; that it is dense is then proved.
+    order = sorted(dims, key=lambda i: (-_example(want.stride(i)), -_example(want.shape[i])))
     expected = 1
     for i in reversed(order):
-        if want.shape[i] != 1 and want.stride(i) != expected:
+        if not (statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)):
             return None, None
-        expected *= want.shape[i]
+        expected = expected * want.shape[i]
     return None, order
+
+
+def _example(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return int(hint) if hint is not None else 1
 
 
 def _check_same_type(name: str, have: Any, want: Any) -> None:

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::EGraph;
+use crate::rules::pattern::Tried;
 use crate::rules::{Action, Numerics, Phase, Rule, rules};
 
 /// How far to search.
@@ -65,6 +66,7 @@ pub fn saturate(egraph: &mut EGraph, limits: &Limits) -> Stats {
 pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> Stats {
     let mut stats = Stats::default();
     let start = egraph.total_number_of_nodes();
+    let mut tried = Tried::default();
     egraph.rebuild();
     for (phases, rounds, share) in SCHEDULE {
         let limit = start + (limits.nodes as f64 * share) as usize;
@@ -74,14 +76,7 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
             .collect();
         for _ in 0..rounds.unwrap_or(limits.rounds) {
             stats.rounds += 1;
-            let mut fired = 0;
-            for rule in &active {
-                let n = apply(egraph, rule, limit);
-                if n > 0 {
-                    *stats.fired.entry(rule.name).or_default() += n;
-                }
-                fired += n;
-            }
+            let fired = round(egraph, &active, limit, &mut tried, &mut stats);
             egraph.rebuild();
             if egraph.total_number_of_nodes() > limit {
                 stats.limited = true;
@@ -95,18 +90,38 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
     stats
 }
 
-/// Applies one rule once; returns how many equalities are new.
-pub fn apply(egraph: &mut EGraph, rule: &Rule, limit: usize) -> usize {
-    if egraph.total_number_of_nodes() > limit {
-        return 0;
+/// One round: all rules search the same e-graph, then all apply. Rebuilding after each rule
+/// would cost more than everything else.
+fn round(egraph: &mut EGraph, rules: &[&&Rule], limit: usize, tried: &mut Tried, stats: &mut Stats) -> usize {
+    let mut found = vec![];
+    for rule in rules {
+        if let Action::Pattern(rewrites) = &rule.action {
+            found.extend(rewrites.iter().map(|r| (rule.name, r, r.search(egraph))));
+        }
     }
-    match &rule.action {
-        Action::Pattern(rewrites) => rewrites.iter().map(|r| r.apply(egraph, rule.name, limit)).sum(),
-        Action::Program(f) => {
+    let mut total = 0;
+    let mut note = |name, n| {
+        if n > 0 {
+            *stats.fired.entry(name).or_default() += n;
+            total += n;
+        }
+    };
+    for (name, rewrite, matches) in &found {
+        note(*name, rewrite.apply(egraph, name, limit, matches, tried));
+    }
+    for rule in rules {
+        if let Action::Program(f) = &rule.action {
             if !egraph.clean {
                 egraph.rebuild();
             }
-            f(egraph, rule)
+            note(rule.name, f(egraph, rule));
         }
     }
+    total
+}
+
+/// Applies one rule once; returns how many equalities are new.
+pub fn apply(egraph: &mut EGraph, rule: &Rule, limit: usize) -> usize {
+    egraph.rebuild();
+    round(egraph, &[&rule], limit, &mut Tried::default(), &mut Stats::default())
 }

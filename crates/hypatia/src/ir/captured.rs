@@ -106,6 +106,10 @@ pub struct Record {
     /// Must run exactly once and in order.
     #[serde(default)]
     pub effect: bool,
+    /// The effect is that it may draw random numbers: an op of the table that means this call
+    /// draws none.
+    #[serde(default)]
+    pub random: bool,
     /// Changes an input in place: runs after everything else.
     #[serde(default)]
     pub mutates: bool,

@@ -56,14 +56,12 @@ pub fn import(captured: &Captured) -> Result<Program> {
             .ok_or_else(|| Error::Graph(format!("no record {i}")))
     };
     let mut outputs = captured.outputs.iter().map(place).collect::<Result<Vec<Id>>>()?;
-    outputs.extend(
-        captured
-            .records
-            .iter()
-            .zip(&ids)
-            .filter(|(r, _)| r.effect)
-            .map(|(_, id)| *id),
-    );
+    let stays = |id: &Id| matches!(program.node(*id).op, Op::Opaque(_));
+    for (record, id) in captured.records.iter().zip(&ids) {
+        if record.effect && stays(id) {
+            outputs.push(*id);
+        }
+    }
     program.set_outputs(outputs)?;
     Ok(program)
 }
@@ -94,7 +92,7 @@ fn opaque(program: &mut Program, index: u32, record: &Record, ty: Ty, ids: &[Id]
 
 /// The call as ops of the table, if one of them means exactly this.
 fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autograd: bool) -> Option<Id> {
-    if record.effect {
+    if record.effect && !record.random {
         return None;
     }
     let args = record

@@ -34,7 +34,10 @@ macro_rules! elementwise_through {
 pub(super) use elementwise_through;
 
 pub(super) fn rules() -> Vec<Rule> {
-    [products(), views(), results(), numbers(), activations()].into_iter().flatten().collect()
+    [products(), views(), results(), numbers(), activations()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Every product with a matrix is a `linear`. A rule that makes torch run another kernel than
@@ -42,8 +45,9 @@ pub(super) fn rules() -> Vec<Rule> {
 fn products() -> Vec<Rule> {
     laws! {
         "addmm-is-linear": Canon Exact, "(addmm ?b ?x ?m)" => "(linear (permute ?m [1,0]) ?b ?x)";
-        "mm-is-linear": Canon Exact, "(mm ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
-        "matmul-is-linear": Canon Exact, "(matmul ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
+        // The sign of a zero may differ.
+        "mm-is-linear": Canon Reassoc, "(mm ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
+        "matmul-is-linear": Canon Reassoc, "(matmul ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
         // A linear works on rows, and rows are the same under any leading sizes.
         "linear-between-reshapes": Canon Exact, "(reshape (linear ?w ?b (reshape ?x ?s)) ?t)" => "(linear ?w ?b ?x)";
         "bmm-of-one": Canon Reassoc, "(bmm ?x ?y)" => "(linear (permute (reshape ?y ($drop_first ($shape ?y))) [1,0]) none ?x)";

@@ -1,6 +1,7 @@
 //! Guards: what must be proved before a rule fires. What is not known counts as not true.
 
 use crate::attr::Attr;
+use crate::dim::Dim;
 use crate::egraph::Facts;
 use crate::ty::{DType, TensorType, Ty};
 
@@ -152,6 +153,17 @@ pub const GUARDS: &[(&str, Guard)] = &[
             .and_then(Attr::as_ints)
             .zip(attr(f, 1).and_then(Attr::as_ints));
         holds(lists.map(|(all, end)| all.ends_with(end)))
+    }),
+    // None of these dimensions is empty.
+    ("nonempty", |f| {
+        holds(
+            tensor(f, 0)
+                .zip(attr(f, 1).and_then(Attr::known_ints))
+                .map(|(x, dims)| {
+                    dims.iter()
+                        .all(|d| x.dim(*d).and_then(Dim::known).is_some_and(|n| n > 0))
+                }),
+        )
     }),
     ("zeros", |f| {
         holds(attr(f, 0).and_then(Attr::as_ints).map(|v| v.iter().all(|d| d.is(0))))

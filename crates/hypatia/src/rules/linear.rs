@@ -43,22 +43,23 @@ fn sums() -> Vec<Rule> {
 /// Products of products.
 fn chains() -> Vec<Rule> {
     laws! {
-        // V(Wx + p) + q = (VW)x + (Vp + q)
+        // V(Wx + p) + q = (VW)x + (Vp + q). Inner sizes must not be zero: a product over nothing
+        // hides the NaNs of the other factor.
         "linear-of-linear": Algebra Reassoc, "(linear ?v ?q (linear ?w none ?x))" => "(linear (mm ?v ?w) ?q ?x)"
-            if "(weight ?v ?w)" "(live ?x)";
+            if "(weight ?v ?w)" "(live ?x)" "(positive ($size ?x -1))";
         "linear-of-linear-bias": Algebra Reassoc, "(linear ?v ?q (linear ?w ?p ?x))" => "(linear (mm ?v ?w) (linear ?v ?q ?p) ?x)"
-            if "(weight ?v ?w ?p ?q)" "(live ?x)" "(tensor ?p)";
+            if "(weight ?v ?w ?p ?q)" "(live ?x)" "(tensor ?p)" "(positive ($size ?x -1))";
         // Wx + s·V(Ux) = (W + s·VU)x
         "lora": Algebra Reassoc, "(add~ (linear ?w ?b ?x) (linear ?v none (linear ?u none ?x)))" => "(linear (add ?w (mm ?v ?u)) ?b ?x)"
-            if "(weight ?w ?v ?u)" "(live ?x)";
+            if "(weight ?w ?v ?u)" "(live ?x)" "(positive ($size ?x -1))";
         "lora-scaled": Algebra Reassoc, "(add~ (linear ?w ?b ?x) (mul (linear ?v none (linear ?u none ?x)) ?s))"
-            => "(linear (add ?w (mul (mm ?v ?u) ?s)) ?b ?x)" if "(weight ?w ?v ?u)" "(live ?x)" "(moderate ?s)";
-        "mm-right": Algebra Reassoc, "(mm (mm ?a ?b) ?c)" => "(mm ?a (mm ?b ?c))";
-        "mm-left": Algebra Reassoc, "(mm ?a (mm ?b ?c))" => "(mm (mm ?a ?b) ?c)";
-        "bmm-right": Algebra Reassoc, "(bmm (bmm ?a ?b) ?c)" => "(bmm ?a (bmm ?b ?c))";
-        "bmm-left": Algebra Reassoc, "(bmm ?a (bmm ?b ?c))" => "(bmm (bmm ?a ?b) ?c)";
-        "matmul-right": Algebra Reassoc, "(matmul (matmul ?a ?b) ?c)" => "(matmul ?a (matmul ?b ?c))";
-        "matmul-left": Algebra Reassoc, "(matmul ?a (matmul ?b ?c))" => "(matmul (matmul ?a ?b) ?c)";
+            => "(linear (add ?w (mul (mm ?v ?u) ?s)) ?b ?x)" if "(weight ?w ?v ?u)" "(live ?x)" "(moderate ?s)" "(positive ($size ?x -1))";
+        "mm-right": Algebra Reassoc, "(mm (mm ?a ?b) ?c)" => "(mm ?a (mm ?b ?c))" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
+        "mm-left": Algebra Reassoc, "(mm ?a (mm ?b ?c))" => "(mm (mm ?a ?b) ?c)" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
+        "bmm-right": Algebra Reassoc, "(bmm (bmm ?a ?b) ?c)" => "(bmm ?a (bmm ?b ?c))" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
+        "bmm-left": Algebra Reassoc, "(bmm ?a (bmm ?b ?c))" => "(bmm (bmm ?a ?b) ?c)" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
+        "matmul-right": Algebra Reassoc, "(matmul (matmul ?a ?b) ?c)" => "(matmul ?a (matmul ?b ?c))" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
+        "matmul-left": Algebra Reassoc, "(matmul ?a (matmul ?b ?c))" => "(matmul (matmul ?a ?b) ?c)" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
     }
 }
 
@@ -79,7 +80,7 @@ fn scales() -> Vec<Rule> {
             if "(weight ?w)" "(live ?x)" "(moderate ?s)";
         // A vector beside the result scales rows of the weight, one beside the input its columns.
         "scale-rows": Algebra Reassoc, "(mul~ (linear ?w none ?x) ?v)" => "(linear (mul ?w (reshape ?v ($along ?v ?w 0))) none ?x)"
-            if "(weight ?w ?v)" "(live ?x)";
+            if "(weight ?w ?v)" "(live ?x)" "(positive ($size ?w -1))";
         "scale-rows-bias": Algebra Reassoc, "(mul~ (linear ?w ?b ?x) ?v)"
             => "(linear (mul ?w (reshape ?v ($along ?v ?w 0))) (mul ?b ?v) ?x)" if "(weight ?w ?b ?v)" "(live ?x)";
         "scale-columns": Algebra Reassoc, "(linear ?w ?b (mul~ ?x ?v))" => "(linear (mul ?w ?v) ?b ?x)"
@@ -123,11 +124,12 @@ fn norms() -> Vec<Rule> {
     }
 }
 
-/// Sums over rows come before the product. Over no rows a mean is NaN, and stays so only if the
-/// product adds something.
+/// Sums over rows come before the product. Over no rows a sum is zero whatever NaNs the weight
+/// has, and a mean is NaN, which it stays only if the product adds something.
 fn reductions() -> Vec<Rule> {
     laws! {
-        "sum-before-linear": Algebra Reassoc, "(sum (linear ?w none ?x) ?d ?k)" => "(linear ?w none (sum ?x ?d ?k))" if "(not_last ?d)";
+        "sum-before-linear": Algebra Reassoc, "(sum (linear ?w none ?x) ?d ?k)" => "(linear ?w none (sum ?x ?d ?k))"
+            if "(not_last ?d)" "(nonempty ?x ?d)";
         "mean-before-linear": Algebra Reassoc, "(mean (linear ?w ?b ?x) ?d ?k)" => "(linear ?w ?b (mean ?x ?d ?k))"
             if "(not_last ?d)" "(positive ($size ?x -1))";
     }

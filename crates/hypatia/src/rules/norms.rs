@@ -12,6 +12,7 @@ pub(super) fn rules() -> Vec<Rule> {
 fn written_out() -> Vec<Rule> {
     laws! {
         "rms-norm": Canon Wider, "(mul~ ?x (rsqrt (add (mean (mul ?x ?x) ?d true) ?e)))" => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
+        "rms-norm-div": Canon Wider, "(div ?x (sqrt (add (mean (mul ?x ?x) ?d true) ?e)))" => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
         "rms-norm-weight": Canon Wider, "(mul~ (rms_norm ?x ?s none ?e) ?w)" => "(rms_norm ?x ?s ?w ?e)" if "(wide ?x)";
         "rms-norm-cast": Canon Wider, "(cast (rms_norm (cast ?x f32) ?s none ?e) ?d)" => "(rms_norm ?x ?s none ?e)"
             if "(number ?e)" "(widens ?x f32)";

@@ -1,7 +1,9 @@
 //! Rules given by patterns: reading them, and applying them with types checked and every
 //! equality justified.
 
-use egg::{ENodeOrVar, Id, Language, Pattern, PatternAst, Searcher, Subst, Symbol, Var};
+use egg::{ENodeOrVar, Id, Language, Pattern, PatternAst, SearchMatches, Searcher, Subst, Symbol, Var};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
 use super::guards::{Guard, guard};
 use crate::attr::Attr;
@@ -41,7 +43,11 @@ pub struct Rewrite {
     right: PatternAst<Node>,
     computations: Vec<Computation>,
     checks: Vec<Check>,
+    vars: Vec<Var>,
 }
+
+/// Matches whose two sides were united already, by rewrite, class and operands.
+pub type Tried = FxHashSet<(usize, Id, SmallVec<[Id; 8]>)>;
 
 impl Rewrite {
     /// Reads a rule; one rewrite for each order of the operands of `op~`.
@@ -62,11 +68,14 @@ impl Rewrite {
                 for text in guards {
                     checks.push(read_guard(text, &mut reader)?);
                 }
+                let left = Pattern::new(left);
+                let vars = left.vars();
                 Ok(Rewrite {
-                    left: Pattern::new(left),
+                    left,
                     right,
                     computations: reader.computations,
                     checks,
+                    vars,
                 })
             })
             .collect()
@@ -77,27 +86,48 @@ impl Rewrite {
         &self.left.ast
     }
 
-    /// Applies it wherever it matches, until `limit` nodes; returns how many equalities are new.
-    pub fn apply(&self, egraph: &mut EGraph, name: &str, limit: usize) -> usize {
+    /// Where it matches.
+    pub fn search(&self, egraph: &EGraph) -> Vec<SearchMatches<'_, Node>> {
+        self.left.search(egraph)
+    }
+
+    /// Applies it to its matches, until `limit` nodes; returns how many equalities are new.
+    /// What `tried` says was united before is left out.
+    pub fn apply(
+        &self,
+        egraph: &mut EGraph,
+        name: &str,
+        limit: usize,
+        matches: &[SearchMatches<'_, Node>],
+        tried: &mut Tried,
+    ) -> usize {
         let mut fired = 0;
-        if !egraph.clean {
-            egraph.rebuild();
-        }
-        for matches in self.left.search(egraph) {
-            for subst in &matches.substs {
+        for found in matches {
+            for subst in &found.substs {
                 if egraph.total_number_of_nodes() > limit {
                     return fired;
                 }
-                fired += usize::from(self.apply_one(egraph, matches.eclass, subst, name));
+                let key = self.key(egraph, found.eclass, subst);
+                if tried.contains(&key) {
+                    continue;
+                }
+                if let Some(new) = self.apply_one(egraph, found.eclass, subst, name) {
+                    tried.insert(key);
+                    fired += usize::from(new);
+                }
             }
         }
         fired
     }
 
-    fn apply_one(&self, egraph: &mut EGraph, class: Id, subst: &Subst, name: &str) -> bool {
-        let Some(computed) = self.compute(egraph, subst) else {
-            return false;
-        };
+    fn key(&self, egraph: &EGraph, class: Id, subst: &Subst) -> (usize, Id, SmallVec<[Id; 8]>) {
+        let ids = self.vars.iter().map(|v| egraph.find(subst[*v])).collect();
+        (std::ptr::from_ref(self) as usize, egraph.find(class), ids)
+    }
+
+    /// None if it does not apply, else whether the equality is new.
+    fn apply_one(&self, egraph: &mut EGraph, class: Id, subst: &Subst, name: &str) -> Option<bool> {
+        let computed = self.compute(egraph, subst)?;
         let source = |s: &Source| -> Facts {
             match s {
                 Source::Var(v) => egraph[subst[*v]].data.clone(),
@@ -107,23 +137,25 @@ impl Rewrite {
         };
         let holds = |c: &Check| (c.guard)(&c.sources.iter().map(source).collect::<Vec<_>>());
         if !self.checks.iter().all(holds) {
-            return false;
+            return None;
         }
         let vars = |v: Var| match self.computations.iter().position(|c| c.var == v) {
             Some(i) => Ty::Attr(computed[i].clone()),
             None => egraph[subst[v]].data.ty.clone(),
         };
         if type_of(egraph, &self.right, &vars).as_ref() != Some(&egraph[class].data.ty) {
-            return false;
+            return None;
         }
         let mut subst = subst.clone();
         for (computation, value) in self.computations.iter().zip(computed) {
             let id = egraph.add(Node::attr(value));
             subst.insert(computation.var, id);
         }
-        egraph
-            .union_instantiations(&self.left.ast, &self.right, &subst, Symbol::from(name))
-            .1
+        Some(
+            egraph
+                .union_instantiations(&self.left.ast, &self.right, &subst, Symbol::from(name))
+                .1,
+        )
     }
 
     fn compute(&self, egraph: &EGraph, subst: &Subst) -> Option<Vec<Attr>> {

@@ -13,25 +13,25 @@
 //! - A rule that fires on nothing, or never on a value other than zero, is found too, as is one
 //!   that is only ever tried on square matrices.
 
+mod compare;
+mod draw;
 mod sample;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use egg::{ENodeOrVar, Id, PatternAst, Var};
+use egg::{ENodeOrVar, PatternAst, Var};
 
-use super::{Action, Numerics, Rule};
+use super::{Action, Rule};
 use crate::cost::Cost;
-use crate::egraph::proof::{Random, difference};
+use crate::egraph::proof::Random;
 use crate::egraph::saturate::apply;
 use crate::egraph::{Context, EGraph};
-use crate::eval::{Arr, Mode, Val};
-use crate::ir::define;
 use crate::ir::node::{Node, Op};
 use crate::ir::sexp::{Sexp, parse_one};
 use crate::ir::text;
-use crate::ops::{Meaning, known_shape, table};
-use crate::ty::{DType, Ty};
+use crate::ops::{Meaning, table};
+use compare::{Seen, compare, inputs, trials};
 use sample::{Sample, Sampler};
 
 /// What is wrong with a rule.
@@ -73,21 +73,35 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-/// Enough programs for one form of a rule.
+/// Programs that are tried for one form of a rule at most.
+const TRIES: usize = 600;
+/// So many programs that show something are enough, once so many draws are spent.
 const ENOUGH: usize = 24;
+const SPENT: usize = 6_000;
+/// What it costs to apply a rule and to evaluate, in draws.
+const CHECK: usize = 40;
 
 /// Checks every rule; the same rules give the same findings on every machine.
 pub fn walk(rules: &[Rule]) -> Vec<Finding> {
-    reports(rules).into_iter().flat_map(|r| r.findings).collect()
+    reports(rules, 1).into_iter().flat_map(|r| r.findings).collect()
 }
 
 /// Checks every rule, on all cores, and says what was done.
-pub fn reports(rules: &[Rule]) -> Vec<Report> {
+pub fn reports(rules: &[Rule], seed: u64) -> Vec<Report> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = |t: usize| rules.iter().enumerate().skip(t).step_by(threads);
+    let check = |t: usize| {
+        share(t)
+            .map(|(i, r)| (i, check_rule(r, TRIES, seed)))
+            .collect::<Vec<_>>()
+    };
     let mut all: Vec<(usize, Report)> = std::thread::scope(|scope| {
-        let work = |t: usize| move || rules.iter().enumerate().skip(t).step_by(threads).map(|(i, r)| (i, check_rule(r, 600, 1)));
-        let handles: Vec<_> = (0..threads).map(|t| scope.spawn(move || work(t)().collect::<Vec<_>>())).collect();
-        handles.into_iter().flat_map(|h| h.join().unwrap_or_default()).collect()
+        let handles: Vec<_> = (0..threads).map(|t| scope.spawn(move || check(t))).collect();
+        // A panic in a rule is the rule's fault and must not pass for success.
+        handles
+            .into_iter()
+            .flat_map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     });
     all.sort_by_key(|(i, _)| *i);
     all.into_iter().map(|(_, r)| r).collect()
@@ -112,7 +126,9 @@ pub fn check_rule(rule: &Rule, tries: usize, seed: u64) -> Report {
         },
     };
     for (i, form) in forms.iter().enumerate() {
-        let seed = rule.name.bytes().fold(seed ^ i as u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        let seed = rule.name.bytes().fold(seed ^ i as u64, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        });
         check_form(rule, form, tries, Random(seed), &mut report);
         if report.findings.iter().any(|f| f.kind != Kind::NeverFired) {
             return report;
@@ -137,12 +153,13 @@ impl Report {
 
 fn check_form(rule: &Rule, form: &PatternAst<Node>, tries: usize, mut random: Random, report: &mut Report) {
     let elementwise = form.as_ref().iter().all(works_on_elements);
-    let mut telling = 0;
+    let (mut telling, mut spent) = (0, 0);
     for _ in 0..tries {
         let frozen = frozen(rule, form, &mut random);
-        let Some(sample) = Sampler::sample(form, &frozen, &mut random) else {
+        let Some(sample) = Sampler::sample(form, &frozen, &mut random, &mut spent) else {
             continue;
         };
+        spent += CHECK;
         let Some(egraph) = applied(rule, &sample) else { continue };
         if let Some(conflict) = egraph.analysis.conflicts.first() {
             return report.find(Kind::Conflict, format!("{conflict}: {}", text::print(&sample.program)));
@@ -159,12 +176,18 @@ fn check_form(rule: &Rule, form: &PatternAst<Node>, tries: usize, mut random: Ra
             }
         }
         if seen > Seen::Nothing {
-            let ranks = sample.program.leaves.inputs.iter().filter_map(|i| i.ty.tensor()).map(|t| t.rank());
+            let ranks = sample
+                .program
+                .leaves
+                .inputs
+                .iter()
+                .filter_map(|i| i.ty.tensor())
+                .map(|t| t.rank());
             *report.fired.entry(ranks.max().unwrap_or(0)).or_default() += 1;
             report.skewed += usize::from(skewed(&sample));
             telling += usize::from(seen == Seen::Numbers);
         }
-        if telling >= ENOUGH {
+        if telling >= ENOUGH && spent >= SPENT {
             return;
         }
     }
@@ -234,167 +257,15 @@ fn applied(rule: &Rule, sample: &Sample) -> Option<EGraph> {
     (fired > 0).then_some(egraph)
 }
 
-/// Which elements an input may have besides ordinary ones.
-#[derive(Clone, Copy, PartialEq)]
-enum Specials {
-    None,
-    NanAndZeros,
-    All,
-}
-
-/// How a sample is evaluated, on what, and how close its values must be; none means every bit.
-fn trials(numerics: Numerics, sample: &Sample, elementwise: bool) -> Vec<(Mode, Specials, Option<f64>)> {
-    let real: f64 = match numerics {
-        Numerics::Exact => {
-            return vec![
-                (Mode::Rounded, Specials::None, None),
-                (Mode::Rounded, Specials::All, None),
-            ];
-        }
-        Numerics::Wider | Numerics::Reassoc => 1e-9,
-        Numerics::Approx => 1e-2,
-    };
-    let specials = if elementwise { Specials::All } else { Specials::NanAndZeros };
-    let mut all = vec![
-        (Mode::Real, Specials::None, Some(real)),
-        (Mode::Real, specials, Some(real)),
-    ];
-    let wide = |ty: &Ty| ty.tensor().is_some_and(|t| matches!(t.dtype, DType::F32 | DType::F64));
-    if sample.program.leaves.inputs.iter().all(|i| wide(&i.ty)) {
-        all.push((Mode::Rounded, Specials::None, Some(real.max(1e-4))));
-    }
-    all
-}
-
-fn inputs(sample: &Sample, specials: Specials, random: &mut Random) -> Vec<Val> {
-    let all = sample.program.leaves.inputs.iter().zip(&sample.positive);
-    all.map(|(input, positive)| {
-        let Some(t) = input.ty.tensor() else {
-            return Val::Attr(crate::attr::Attr::None);
-        };
-        let shape = known_shape(&t.shape).unwrap_or_default();
-        let n = shape.iter().product();
-        let mut element = || {
-            let special = specials != Specials::None && random.below(4) == 0;
-            let v = match special {
-                true if specials == Specials::All => SPECIALS[random.below(SPECIALS.len())],
-                true => SPECIALS[random.below(3)],
-                false if t.dtype.is_float() => random.unit() * 2.0,
-                false => random.below(7) as f64 - 3.0,
-            };
-            let v = if *positive { v.abs() + f64::from(u8::from(v == 0.0)) } else { v };
-            match (t.dtype.is_float(), special) {
-                (false, true) => t.dtype.round(random.below(2) as f64),
-                _ => t.dtype.round(v),
-            }
-        };
-        let data = (0..n).map(|_| element()).collect();
-        Val::arr(Arr::new(shape, data))
-    })
-    .collect()
-}
-
-/// NaN and zeros first: see [`Specials`].
-const SPECIALS: [f64; 9] = [
-    f64::NAN,
-    0.0,
-    -0.0,
-    f64::INFINITY,
-    f64::NEG_INFINITY,
-    6.0e4,
-    -3.0e38,
-    1e-45,
-    1.0,
-];
-
-/// What a comparison could have shown.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Seen {
-    Nothing,
-    /// Equal values, but empty, zero or not finite.
-    Something,
-    Numbers,
-}
-
-/// Evaluates every node of every class from the values of its operands' classes, and compares
-/// the nodes of a class.
-fn compare(egraph: &EGraph, inputs: &[Val], mode: Mode, tolerance: Option<f64>) -> Result<Seen, String> {
-    let mut classes: Vec<Id> = egraph.classes().map(|c| c.id).collect();
-    classes.sort_unstable();
-    let mut values: BTreeMap<Id, (Val, &Node)> = BTreeMap::new();
-    let mut done: BTreeSet<(Id, usize)> = BTreeSet::new();
-    let mut seen = Seen::Nothing;
-    loop {
-        let before = done.len();
-        for class in &classes {
-            for (i, node) in egraph[*class].nodes.iter().enumerate() {
-                let operands: Option<Vec<Val>> = node.children.iter().map(|c| values.get(&egraph.find(*c)).map(|v| v.0.clone())).collect();
-                let Some(operands) = operands.filter(|_| !done.contains(&(*class, i))) else {
-                    continue;
-                };
-                done.insert((*class, i));
-                let types: Vec<Ty> = node.children.iter().map(|c| egraph[*c].data.ty.clone()).collect();
-                let value = match &node.op {
-                    Op::Row(op) => define::eval(*op, &operands, &types, mode).map_err(|e| format!("{node}: {e}"))?,
-                    Op::Attr(a) => Val::Attr(a.clone()),
-                    Op::Input(k) => inputs[*k as usize].clone(),
-                    Op::Opaque(_) => return Err(format!("{node} has no meaning")),
-                };
-                match values.get(class) {
-                    None => {
-                        values.insert(*class, (value, node));
-                    }
-                    Some((other, by)) => {
-                        agree(other, &value, tolerance).map_err(|e| format!("{by} and {node}: {e}"))?;
-                        seen = seen.max(if telling(other) { Seen::Numbers } else { Seen::Something });
-                    }
-                }
-            }
-        }
-        if done.len() == before {
-            return Ok(seen);
-        }
-    }
-}
-
-fn agree(a: &Val, b: &Val, tolerance: Option<f64>) -> Result<(), String> {
-    let Some(tolerance) = tolerance else {
-        return match same_bits(a, b) {
-            true => Ok(()),
-            false => Err(format!("{a:?} is not bit for bit {b:?}")),
-        };
-    };
-    let d = difference(a, b);
-    match d <= tolerance {
-        true => Ok(()),
-        false => Err(format!("relative difference {d:e} of {a:?} and {b:?}")),
-    }
-}
-
-fn same_bits(a: &Val, b: &Val) -> bool {
-    match (a, b) {
-        (Val::Arr(a), Val::Arr(b)) => {
-            let same = |(x, y): (&f64, &f64)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
-            a.shape == b.shape && a.data.iter().zip(&b.data).all(same)
-        }
-        (Val::Tuple(a), Val::Tuple(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_bits(a, b)),
-        (Val::Attr(a), Val::Attr(b)) => a == b,
-        _ => false,
-    }
-}
-
-/// A value that a wrong rule would hardly have met by chance.
-fn telling(v: &Val) -> bool {
-    match v {
-        Val::Arr(a) => a.data.iter().any(|v| v.is_finite() && *v != 0.0),
-        Val::Tuple(items) => items.iter().any(telling),
-        Val::Attr(_) => false,
-    }
-}
-
 fn skewed(sample: &Sample) -> bool {
-    sample.program.leaves.inputs.iter().filter_map(|i| i.ty.tensor()).any(|t| {
-        let large: BTreeSet<i64> = t.shape.iter().filter_map(|d| d.known()).filter(|n| *n > 1).collect();
-        large.len() > 1
-    })
+    sample
+        .program
+        .leaves
+        .inputs
+        .iter()
+        .filter_map(|i| i.ty.tensor())
+        .any(|t| {
+            let large: BTreeSet<i64> = t.shape.iter().filter_map(|d| d.known()).filter(|n| *n > 1).collect();
+            large.len() > 1
+        })
 }

@@ -74,7 +74,10 @@ fn parts() -> Vec<Rule> {
             Phase::Canon,
             Numerics::Exact,
             "(slice (cat ?d ?x1 … ?xn) ?d ?a ?b ?s) = (slice ?xi ?d a b ?s), a part of one part",
-            &["(slice (cat ?d ?x ?y) ?d ?a ?b ?s)", "(slice (cat ?d ?x ?y ?z) ?d ?a ?b 1)"],
+            &[
+                "(slice (cat ?d ?x ?y) ?d ?a ?b ?s)",
+                "(slice (cat ?d ?x ?y ?z) ?d ?a ?b 1)",
+            ],
             slices_of_cats,
         ),
         program(
