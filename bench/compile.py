@@ -13,6 +13,7 @@ import argparse
 import cProfile
 import json
 import logging
+import operator
 import os
 import pstats
 import statistics
@@ -146,10 +147,13 @@ class Benchmark:
         for first, last, layers in GROWTH:
             if first in rows and last in rows:
                 growth = {key: rows[last][key] / rows[first][key] for key in ("core_ms", "whole_ms", "nodes")}
+                saturation = (rows[name]["times_ms"]["saturate"] for name in (last, first))
+                growth["saturate_ms"] = operator.truediv(*saturation)
                 self.results.setdefault("growth", []).append({"from": first, "to": last, **growth})
                 self.console.print(
-                    f"growth from {first} to {last}, {layers} x the layers: core {growth['core_ms']:.1f}x, "
-                    f"whole compilation {growth['whole_ms']:.1f}x, e-nodes {growth['nodes']:.1f}x\n"
+                    f"growth from {first} to {last}, {layers}x the layers: e-nodes {growth['nodes']:.1f}x, "
+                    f"saturation {growth['saturate_ms']:.1f}x, core {growth['core_ms']:.1f}x, "
+                    f"whole compilation {growth['whole_ms']:.1f}x\n"
                 )
 
     def mlp(self) -> None:

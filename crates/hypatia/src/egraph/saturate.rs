@@ -65,7 +65,7 @@ pub fn saturate(egraph: &mut EGraph, limits: &Limits) -> Stats {
 /// Grows the e-graph by the given rules.
 pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> Stats {
     let mut stats = Stats::default();
-    let start = egraph.total_number_of_nodes();
+    let start = egraph.total_size();
     let mut tried = Tried::default();
     egraph.rebuild();
     for (phases, rounds, share) in SCHEDULE {
@@ -78,7 +78,7 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
             stats.rounds += 1;
             let fired = round(egraph, &active, limit, &mut tried, &mut stats);
             egraph.rebuild();
-            if egraph.total_number_of_nodes() > limit {
+            if egraph.total_size() > limit {
                 stats.limited = true;
                 break;
             }

@@ -46,14 +46,14 @@ fn chains() -> Vec<Rule> {
         // V(Wx + p) + q = (VW)x + (Vp + q). Inner sizes must not be zero: a product over nothing
         // hides the NaNs of the other factor.
         "linear-of-linear": Algebra Reassoc, "(linear ?v ?q (linear ?w none ?x))" => "(linear (mm ?v ?w) ?q ?x)"
-            if "(weight ?v ?w)" "(live ?x)" "(positive ($size ?x -1))";
+            if "(weight ?v ?w)" "(live ?x)" "(positive ($size ?x -1))" "(positive ($size ?v -1))";
         "linear-of-linear-bias": Algebra Reassoc, "(linear ?v ?q (linear ?w ?p ?x))" => "(linear (mm ?v ?w) (linear ?v ?q ?p) ?x)"
-            if "(weight ?v ?w ?p ?q)" "(live ?x)" "(tensor ?p)" "(positive ($size ?x -1))";
+            if "(weight ?v ?w ?p ?q)" "(live ?x)" "(tensor ?p)" "(positive ($size ?x -1))" "(positive ($size ?v -1))";
         // Wx + s·V(Ux) = (W + s·VU)x
         "lora": Algebra Reassoc, "(add~ (linear ?w ?b ?x) (linear ?v none (linear ?u none ?x)))" => "(linear (add ?w (mm ?v ?u)) ?b ?x)"
-            if "(weight ?w ?v ?u)" "(live ?x)" "(positive ($size ?x -1))";
+            if "(weight ?w ?v ?u)" "(live ?x)" "(positive ($size ?x -1))" "(positive ($size ?v -1))";
         "lora-scaled": Algebra Reassoc, "(add~ (linear ?w ?b ?x) (mul (linear ?v none (linear ?u none ?x)) ?s))"
-            => "(linear (add ?w (mul (mm ?v ?u) ?s)) ?b ?x)" if "(weight ?w ?v ?u)" "(live ?x)" "(moderate ?s)" "(positive ($size ?x -1))";
+            => "(linear (add ?w (mul (mm ?v ?u) ?s)) ?b ?x)" if "(weight ?w ?v ?u)" "(live ?x)" "(moderate ?s)" "(positive ($size ?x -1))" "(positive ($size ?v -1))";
         "mm-right": Algebra Reassoc, "(mm (mm ?a ?b) ?c)" => "(mm ?a (mm ?b ?c))" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
         "mm-left": Algebra Reassoc, "(mm ?a (mm ?b ?c))" => "(mm (mm ?a ?b) ?c)" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
         "bmm-right": Algebra Reassoc, "(bmm (bmm ?a ?b) ?c)" => "(bmm ?a (bmm ?b ?c))" if "(positive ($size ?a -1))" "(positive ($size ?b -1))";
@@ -93,34 +93,34 @@ fn scales() -> Vec<Rule> {
 }
 
 /// A batch norm is `S·y + (h - S·m)` with `S = g / √(v + e)` for each channel; the channels of a
-/// matrix are its columns.
+/// matrix are its columns. With `e` above zero `S` is finite.
 fn norms() -> Vec<Rule> {
     laws! {
         "linear-batch-norm": Algebra Reassoc, "(batch_norm (linear ?w none ?x) ?g ?h ?m ?v ?e)"
             => "(linear (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ?x)"
-            if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)";
+            if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "linear-bias-batch-norm": Algebra Reassoc, "(batch_norm (linear ?w ?b ?x) ?g ?h ?m ?v ?e)"
             => "(linear (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
                         (add (mul (sub ?b ?m) (mul ?g (rsqrt (add ?v ?e)))) ?h) ?x)"
-            if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)";
+            if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "batch-norm-linear": Algebra Reassoc, "(linear ?w ?b (batch_norm ?x ?g ?h ?m ?v ?e))"
             => "(linear (mul ?w (mul ?g (rsqrt (add ?v ?e)))) (linear ?w ?b (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e)))))) ?x)"
-            if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)";
+            if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "conv-batch-norm": Algebra Reassoc, "(batch_norm (conv ?x ?w none ?s ?p ?d ?n) ?g ?h ?m ?v ?e)"
             => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                      (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ?s ?p ?d ?n)" if "(weight ?w ?g ?h ?m ?v)" "(live ?x)";
+                      (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ?s ?p ?d ?n)" if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(positive ?e)";
         "conv-bias-batch-norm": Algebra Reassoc, "(batch_norm (conv ?x ?w ?b ?s ?p ?d ?n) ?g ?h ?m ?v ?e)"
             => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                      (add (mul (sub ?b ?m) (mul ?g (rsqrt (add ?v ?e)))) ?h) ?s ?p ?d ?n)" if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)";
+                      (add (mul (sub ?b ?m) (mul ?g (rsqrt (add ?v ?e)))) ?h) ?s ?p ?d ?n)" if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(positive ?e)";
         // Padding is zero after the norm, so it must be absent.
         "batch-norm-conv": Algebra Reassoc, "(conv (batch_norm ?x ?g ?h ?m ?v ?e) ?w none ?s ?p ?d 1)"
             => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 1))) \
                       (sum (mul ?w (reshape (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ($along ?g ?w 1))) ($inner_dims ?w) false) \
-                      ?s ?p ?d 1)" if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)";
+                      ?s ?p ?d 1)" if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)" "(positive ?e)";
         "batch-norm-conv-bias": Algebra Reassoc, "(conv (batch_norm ?x ?g ?h ?m ?v ?e) ?w ?b ?s ?p ?d 1)"
             => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 1))) \
                       (add ?b (sum (mul ?w (reshape (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ($along ?g ?w 1))) ($inner_dims ?w) false)) \
-                      ?s ?p ?d 1)" if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)";
+                      ?s ?p ?d 1)" if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)" "(positive ?e)";
     }
 }
 

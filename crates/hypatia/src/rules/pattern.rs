@@ -104,7 +104,7 @@ impl Rewrite {
         let mut fired = 0;
         for found in matches {
             for subst in &found.substs {
-                if egraph.total_number_of_nodes() > limit {
+                if egraph.total_size() > limit {
                     return fired;
                 }
                 let key = self.key(egraph, found.eclass, subst);

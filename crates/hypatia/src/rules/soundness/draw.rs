@@ -43,7 +43,12 @@ impl Sampler<'_> {
                 return Ty::Tensor(TensorType::new(dims(&[size]), self.dtype));
             }
             Kind::Tensor if name == "x" && r > 0 && self.one_in(3) => {
-                let rows = [self.fresh(), vec![shape[r - 1]]].concat();
+                let mut rows = self.far();
+                let lead = match rows.is_empty() || self.one_in(2) {
+                    true => self.fresh(),
+                    false => rows.swap_remove(self.random.below(rows.len())),
+                };
+                let rows = [&lead[..lead.len().saturating_sub(1)], &shape[r - 1..]].concat();
                 return Ty::Tensor(TensorType::new(dims(&rows), self.dtype));
             }
             Kind::Tensor | Kind::OptTensor | Kind::Scalar | Kind::Tensors => return Ty::Tensor(self.tensor(known)),
@@ -90,9 +95,11 @@ impl Sampler<'_> {
     /// A tensor whose shape has something in common with what is there.
     fn tensor(&mut self, known: &[Ty]) -> TensorType {
         let near: Vec<Vec<i64>> = known.iter().filter_map(shape_of).collect();
-        let all = self.bound.values().map(|b| &b.ty).chain(&self.beside);
-        let far: Vec<Vec<i64>> = all.filter_map(shape_of).collect();
-        let pool = if near.is_empty() || self.one_in(4) { far } else { near };
+        let pool = if near.is_empty() || self.one_in(4) {
+            self.far()
+        } else {
+            near
+        };
         let shape: Vec<i64> = match pool.is_empty() {
             true => self.fresh(),
             false => {
@@ -105,6 +112,12 @@ impl Sampler<'_> {
             false => self.dtype,
         };
         TensorType::new(dims(&shape), dtype)
+    }
+
+    /// The shapes of everything that was drawn before.
+    fn far(&self) -> Vec<Vec<i64>> {
+        let all = self.bound.values().map(|b| &b.ty).chain(&self.beside);
+        all.filter_map(shape_of).collect()
     }
 
     /// The sizes of one of the known tensors, which has some.
@@ -136,7 +149,8 @@ impl Sampler<'_> {
             7 => vec![*pick(self.random, &t)],
             8 => vec![self.size(), last],
             9 => vec![*pick(self.random, &t), last],
-            10 => vec![last, self.size()],
+            // What a product takes on its right.
+            10 => [t[..r.saturating_sub(2)].to_vec(), vec![last, self.size()]].concat(),
             // Rows for a matrix, a kernel for an image.
             11 => [self.fresh(), vec![last]].concat(),
             12 if r > 2 => {
