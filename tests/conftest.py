@@ -9,9 +9,10 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import hypatia.pipeline
 import pytest
 import torch
+
+import hypatia.pipeline
 
 REPORTS = Path(__file__).parent.parent / "bench" / "out"
 COUNTS = ("cases", "passed", "peer_fails", "eager_fails", "failed", "graphs")

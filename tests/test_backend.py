@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import hypatia
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from hypatia import backend
 from torch import nn
+
+import hypatia
+from hypatia import backend
 
 
 @pytest.fixture(autouse=True)

@@ -118,6 +118,15 @@ def test_other_random_numbers_in_float64_do_not_excuse_a_wrong_result() -> None:
         assert_as_close_as_eager(torch.rand(100), eager, unrelated)
 
 
+def test_far_closer_to_float64_than_a_poor_eager_passes_and_nan_does_not() -> None:
+    exact = torch.linspace(1, 2, 100, dtype=torch.float64)
+    eager = exact.float() * 1.5
+    assert_as_close_as_eager(exact.float(), eager, exact)
+    for wrong in (exact.float() * 1.1, torch.full((100,), float("nan"))):
+        with pytest.raises(MismatchError):
+            assert_as_close_as_eager(wrong, eager, exact)
+
+
 def test_cancellation_is_judged_by_conditioning() -> None:
     terms = torch.tensor([1e4, -1e4, 1e-3])
     eager, ours = torch.tensor(1e-3), terms.sum() + 1e-4

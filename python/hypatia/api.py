@@ -35,10 +35,12 @@ def optimize(
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
-    result, report = optimize_graph(gm, parsed, "inference" if freeze else "training", weights, autograd=not freeze)
+    result, report = optimize_graph(
+        gm, parsed, "inference" if freeze else "training", weights, autograd=not freeze
+    )
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
-    result.train(model.training) if hasattr(result, "train") else None
+    result.train(model.training)
     result.meta["hypatia"] = report
     return result
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
@@ -38,7 +39,10 @@ def hypatia(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return compiler(gm, example_inputs)
+    # Common subexpressions are found in the e-graph; torch's own search for them would import
+    # all of Inductor, which takes seconds.
+    with torch._functorch.config.patch(cse=False):
+        return compiler(gm, example_inputs)
 
 
 def reports() -> list[GraphReport]:

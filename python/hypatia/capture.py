@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from .errors import Unsupported
+from .errors import UnsupportedError
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
             }
         )
         return Captured(nodes, output, text, _device(nodes), hints)
-    raise Unsupported("an input is changed before the end of the graph")
+    raise UnsupportedError("an input is changed before the end of the graph")
 
 
 def value_of(node: fx.Node) -> Any:
@@ -165,7 +165,9 @@ def _argument(value: Any, index: dict[fx.Node, int], hints: dict[str, int]) -> A
 
 def _type(value: Any, hints: dict[str, int]) -> Any:
     if isinstance(value, torch.Tensor):
-        plain = value.layout is torch.strided and not (value.is_quantized or value.is_conj() or value.is_neg())
+        plain = value.layout is torch.strided and not (
+            value.is_quantized or value.is_conj() or value.is_neg()
+        )
         if not plain or value.is_nested:
             return "unknown"
         shape = [_dim(s, hints) for s in value.shape]

@@ -21,14 +21,16 @@ class Options:
     """What ``torch.compile(model, backend="hypatia", options={...})`` understands."""
 
     target: str | None = dataclasses.field(
-        default=None, metadata={"doc": "machine of the cost model: cpu, h200 or gpu; None: the inputs' device"}
+        default=None,
+        metadata={"doc": "machine of the cost model: cpu, h200 or gpu; None: the inputs' device"},
     )
     freeze: bool | None = dataclasses.field(
         default=None,
         metadata={"doc": "fold and merge weights; None: in inference only. Changed weights are folded again"},
     )
     numerics: str = dataclasses.field(
-        default="reassoc", metadata={"doc": "loosest numerics class of a rule: exact, wider, reassoc or approx"}
+        default="reassoc",
+        metadata={"doc": "loosest numerics class of a rule: exact, wider, reassoc or approx"},
     )
     node_limit: int = dataclasses.field(
         default=20_000, metadata={"doc": "nodes that the search may add to the e-graph"}
@@ -52,10 +54,14 @@ class Options:
         values: dict[str, Any] = {}
         for key, value in (options or {}).items():
             if key not in fields:
-                raise OptionError(f"backend 'hypatia' has no option {key!r}; it has: {', '.join(sorted(fields))}")
+                raise OptionError(
+                    f"backend 'hypatia' has no option {key!r}; it has: {', '.join(sorted(fields))}"
+                )
             if key == "disabled_rules" and isinstance(value, (list, set, tuple)):
                 value = tuple(value)
-            allowed = tuple(t if isinstance(t, type) else tuple for t in get_args(hints[key]) or (hints[key],))
+            allowed = tuple(
+                t if isinstance(t, type) else tuple for t in get_args(hints[key]) or (hints[key],)
+            )
             if key == "disabled_rules":
                 allowed = (tuple,)
             if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):

@@ -12,7 +12,7 @@ from torch._logging import trace_structured
 
 from . import _native
 from .capture import capture
-from .errors import Unsupported
+from .errors import UnsupportedError
 from .options import Options
 from .rebuild import rebuild
 from .report import GraphReport
@@ -42,7 +42,7 @@ def optimize_graph(
         captured = capture(gm, weights, autograd=autograd)
         optimization = _native.optimize(captured.text, options.native(captured.device))
         optimized = rebuild(gm, captured, json.loads(optimization.emission()))
-    except Unsupported as e:
+    except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
         return gm, None
     except Exception:

@@ -8,6 +8,7 @@ result shares memory exactly where eager's does.
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 from collections import Counter
 from typing import Any
@@ -19,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .capture import Captured, target_name, terms, value_of
-from .errors import Unsupported
+from .errors import UnsupportedError
 from .folding import FoldedWeights
 
 
@@ -35,6 +36,7 @@ class _Rebuilder:
         self.captured = captured
         self.graph = fx.Graph()
         self.modules: dict[str, torch.nn.Module] = {}
+        self.bodies: dict[str, fx.GraphModule] = {}
         self.counts: Counter[str] = Counter()
         self.env: dict[int, fx.Node] = {}
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -116,18 +118,22 @@ class _Rebuilder:
         return self._finish(node, old, name)
 
     def _fused(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
-        name = item["op"].replace("-", "_")
-        name = f"{name}_{self.counts[name]}"
-        self.counts[item["op"].replace("-", "_")] += 1
-        body = _body(item["body"], name, self._constant)
-        self.modules[name] = body
+        family = item["op"].replace("-", "_")
+        name = f"{family}_{self.counts[family]}"
+        self.counts[family] += 1
+        key = json.dumps(item["body"])
+        if key not in self.bodies:
+            self.bodies[key] = _body(item["body"], family, self._constant)
+        self.modules[name] = self.bodies[key]
         node = self.graph.call_module(name, tuple(env[a["node"]] for a in item["args"]))
         return self._finish(node, old, name)
 
     def _finish(self, node: fx.Node, old: fx.Node | None, name: str) -> fx.Node:
         """Name, metadata and a value from running the node on fake tensors."""
         if old is not None:
-            node.meta = {k: v for k, v in old.meta.items() if k not in ("val", "tensor_meta", "example_value")}
+            node.meta = {
+                k: v for k, v in old.meta.items() if k not in ("val", "tensor_meta", "example_value")
+            }
             node.meta.setdefault("from_node_name", old.name)
         node._rename(name)
         value = self._run_fake(node)
@@ -154,7 +160,9 @@ class _Rebuilder:
         if memory_format is not None:
             return self._helper(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
         if order is None:
-            raise Unsupported(f"{node.name} would have strides {have.stride()} instead of {want.stride()}")
+            raise UnsupportedError(
+                f"{node.name} would have strides {have.stride()} instead of {want.stride()}"
+            )
         inverse = [order.index(i) for i in range(len(order))]
         dense = self._helper(torch.ops.aten.permute.default, (node, order), {})
         dense = self._helper(
@@ -221,7 +229,7 @@ class _Rebuilder:
                     symbol.meta["val"] = size
                     self.symbols[atom] = symbol
                     return symbol
-        raise Unsupported(f"the size {atom} is not at hand where it is needed")
+        raise UnsupportedError(f"the size {atom} is not at hand where it is needed")
 
     def _fold(self, nodes: list[dict[str, Any]], outputs: list[int]) -> set[int]:
         """Puts nodes made of frozen weights into one module that remembers its results."""
@@ -229,11 +237,7 @@ class _Rebuilder:
         if not folded:
             return set()
         used_live = {
-            a
-            for i, item in enumerate(nodes)
-            if i not in folded
-            for a in _reads(item["args"])
-            if a in folded
+            a for i, item in enumerate(nodes) if i not in folded for a in _reads(item["args"]) if a in folded
         }
         wanted = sorted(used_live)
         inside = _closure(nodes, wanted)
@@ -278,7 +282,7 @@ class _Aliases:
         shared_before = theirs in self.inputs
         shares_now = ours in self.inputs or new.meta.get("folded", False) or ours in self._folded()
         if shared_before and ours != theirs:
-            raise Unsupported(f"{old.name} would no longer share memory with an input")
+            raise UnsupportedError(f"{old.name} would no longer share memory with an input")
         strangers = self.seen.setdefault(ours, theirs) != theirs
         if not shared_before and (shares_now or strangers):
             new = self.rebuilder._like_eager(self.rebuilder.copy(new), value_of(old))
@@ -302,7 +306,11 @@ def _storage(node: fx.Node) -> Any:
 
 def same_strides(have: Any, want: Any) -> bool:
     """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
-    if not isinstance(have, torch.Tensor) or have.layout is not torch.strided or want.layout is not torch.strided:
+    if (
+        not isinstance(have, torch.Tensor)
+        or have.layout is not torch.strided
+        or want.layout is not torch.strided
+    ):
         return True
     if any(statically_known_true(n == 0) for n in want.shape):
         return True
@@ -317,7 +325,9 @@ def _layout(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] |
     dims = range(want.dim())
     expected: Any = 1
     for i in reversed(dims):
-        if not (statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)):
+        if not (
+            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
+        ):
             break
         expected = expected * want.shape[i]
     else:
@@ -326,7 +336,9 @@ def _layout(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] |
     order = sorted(dims, key=lambda i: (-_example(want.stride(i)), -_example(want.shape[i])))
     expected = 1
     for i in reversed(order):
-        if not (statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)):
+        if not (
+            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
+        ):
             return None, None
         expected = expected * want.shape[i]
     return None, order
@@ -349,7 +361,7 @@ def _check_same_type(name: str, have: Any, want: Any) -> None:
             and all(statically_known_true(a == b) for a, b in zip(have.shape, want.shape, strict=True))
         )
         if not alike:
-            raise Unsupported(f"{name} would be {have} instead of {want}")
+            raise UnsupportedError(f"{name} would be {have} instead of {want}")
 
 
 def _resolve(name: str) -> Any:

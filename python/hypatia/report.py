@@ -64,7 +64,9 @@ class GraphReport:
     def __str__(self) -> str:
         d = self.data
         saved = 100 * (1 - d["cost_after"] / d["cost_before"]) if d["cost_before"] else 0.0
-        rules = ", ".join(r["rule"] + (f" x{r['times']}" if r["times"] > 1 else "") for r in d["rules"]) or "none"
+        rules = (
+            ", ".join(r["rule"] + (f" x{r['times']}" if r["times"] > 1 else "") for r in d["rules"]) or "none"
+        )
         lines = [
             f"{self.kind} graph, cost model '{d['target']}'",
             f"  cost      {d['cost_before']:.1f} -> {d['cost_after']:.1f} us ({saved:.0f}% less; "

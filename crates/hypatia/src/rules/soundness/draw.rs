@@ -102,6 +102,11 @@ impl Sampler<'_> {
         };
         let shape: Vec<i64> = match pool.is_empty() {
             true => self.fresh(),
+            // A matrix from the end of one to the end of another.
+            false if self.one_in(8) => {
+                let ends = [pick(self.random, &pool), pick(self.random, &pool)];
+                ends.iter().filter_map(|t| t.last().copied()).collect()
+            }
             false => {
                 let t = pick(self.random, &pool).clone();
                 self.like(t)
