@@ -362,6 +362,30 @@ def test_inference_mode() -> None:
         assert largest(compiled(x), model(x)) < 1e-5
 
 
+def test_proofs_hold_when_replayed() -> None:
+    model, x = Block(), torch.randn(2, 6, 16)
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad():
+        compiled(x)
+    compiled(x).sum().backward()
+    assert {r.kind for r in backend.reports()} == {"inference", "forward", "backward"}
+    for report in backend.reports():
+        replay = report.replay(seed=1)
+        assert replay.holds, replay.failures
+        assert replay.evaluated + replay.skipped == len(report.proof) == report.data["steps"]
+    assert all(step["before"] != step["after"] for step in backend.reports()[0].proof)
+
+
+def test_same_graph_same_program() -> None:
+    programs = set()
+    for _ in range(3):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(Block(), backend="hypatia")(torch.randn(2, 6, 16))
+        programs.add(backend.reports()[-1].programs[1])
+    assert len(programs) == 1
+
+
 def test_log_lines_say_what_was_rewritten(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="hypatia"), torch.no_grad():
         torch.compile(mlp(2), backend="hypatia")(torch.randn(5, 20))

@@ -29,9 +29,8 @@ class FoldedWeights(nn.Module):
     def forward(self, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The folded weights."""
         for state, folded in self._states:
-            if all(
-                ref() is t and t._version == v and t.data_ptr() == p for t, (ref, v, p) in zip(sources, state)
-            ):
+            pairs = zip(sources, state, strict=True)
+            if all(ref() is t and t._version == v and t.data_ptr() == p for t, (ref, v, p) in pairs):
                 return folded
         return self._fold(sources)
 

@@ -5,21 +5,24 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+/// A product of symbols, sorted.
+type Monomial = Arc<[Arc<str>]>;
+
 /// A size or an integer computed from sizes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dim {
     /// A known integer.
     Const(i64),
     /// Monomials (sorted symbols, coefficient), sorted, none zero, at least one with a symbol.
-    Poly(Arc<[(Arc<[Arc<str>]>, i64)]>),
+    Poly(Arc<[(Monomial, i64)]>),
 }
 
-type Terms = BTreeMap<Arc<[Arc<str>]>, i64>;
+type Terms = BTreeMap<Monomial, i64>;
 
 impl Dim {
     /// A symbolic size.
     pub fn symbol(name: &str) -> Dim {
-        let monomial: Arc<[Arc<str>]> = Arc::from(vec![Arc::<str>::from(name)]);
+        let monomial: Monomial = Arc::from(vec![Arc::<str>::from(name)]);
         Dim::Poly(Arc::from(vec![(monomial, 1)]))
     }
 
@@ -28,7 +31,7 @@ impl Dim {
         let mut map = Terms::new();
         for (mut symbols, c) in terms {
             symbols.sort();
-            let key: Arc<[Arc<str>]> = symbols.iter().map(|s| Arc::from(s.as_str())).collect();
+            let key: Monomial = symbols.iter().map(|s| Arc::from(s.as_str())).collect();
             *map.entry(key).or_default() += c;
         }
         Dim::normal(map)

@@ -178,10 +178,10 @@ fn count(program: &Program) -> BTreeMap<String, usize> {
 fn opaque(program: &Program) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();
     for id in program.reachable() {
-        if let Op::Opaque(i) = &program.node(id).op {
-            if let Some(call) = program.leaves.opaques.get(i) {
-                *out.entry(call.target.clone()).or_default() += 1;
-            }
+        if let Op::Opaque(i) = &program.node(id).op
+            && let Some(call) = program.leaves.opaques.get(i)
+        {
+            *out.entry(call.target.clone()).or_default() += 1;
         }
     }
     out

@@ -56,10 +56,7 @@ pub fn inner_work(op: OpId, operands: &[Ty], hints: Hints) -> Result<Work> {
 }
 
 /// Builds the definition of a fused op with a sink that knows its operands.
-pub fn expand<S: Sink>(op: OpId, sink: &mut S) -> Result<S::Ref>
-where
-    S: Operands,
-{
+pub fn expand<S: Sink + Operands>(op: OpId, sink: &mut S) -> Result<S::Ref> {
     let row = table().row(op);
     match row.definition(sink.count()) {
         Some(definition) => build(&definition, sink),

@@ -106,10 +106,10 @@ fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autog
             continue;
         }
         let root = program.root;
-        if let Some(id) = try_call(program, op, call, &args) {
-            if agrees(program.ty(id), ty) {
-                return Some(id);
-            }
+        if let Some(id) = try_call(program, op, call, &args)
+            && agrees(program.ty(id), ty)
+        {
+            return Some(id);
         }
         program.root = root;
     }

@@ -35,6 +35,12 @@ fn widens(from: DType, to: DType) -> bool {
     }
 }
 
+/// The one number that all elements are, if it is one of their dtype: a bool is never two.
+fn constant(f: &Facts) -> Option<f64> {
+    let v = f.constant.map(f64::from_bits)?;
+    f.ty.tensor().is_none_or(|t| t.dtype.round(v) == v).then_some(v)
+}
+
 fn holds(condition: Option<bool>) -> bool {
     condition == Some(true)
 }
@@ -76,9 +82,7 @@ pub const GUARDS: &[(&str, Guard)] = &[
         holds(tensor(f, 0).zip(attr(f, 1)).map(|(t, a)| *a == Attr::DType(t.dtype)))
     }),
     // Every element is this number.
-    ("const", |f| {
-        holds(number(f, 1).map(|v| f[0].constant.map(f64::from_bits) == Some(v)))
-    }),
+    ("const", |f| holds(number(f, 1).map(|v| constant(&f[0]) == Some(v)))),
     // The sizes of the first are those of the second but for the last.
     ("batch_of", |f| {
         holds(
@@ -100,7 +104,7 @@ pub const GUARDS: &[(&str, Guard)] = &[
     }),
     // Every element is this number, bit for bit: `-0.0` is not `0.0`.
     ("is", |f| {
-        holds(number(f, 1).map(|v| f[0].constant == Some(v.to_bits())))
+        holds(number(f, 1).map(|v| constant(&f[0]).map(f64::to_bits) == Some(v.to_bits())))
     }),
     // Neither it nor its reciprocal leaves the range of fp32.
     ("moderate", |f| {

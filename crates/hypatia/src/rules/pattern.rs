@@ -212,14 +212,14 @@ fn orders(sexp: &Sexp) -> Vec<Sexp> {
     }
     let mut out = vec![];
     for mut list in all {
-        if let Some(Sexp::Atom(word, p)) = list.first().cloned() {
-            if let Some(op) = word.strip_suffix('~') {
-                list[0] = Sexp::Atom(op.into(), p);
-                let mut other = list.clone();
-                other.swap(1, 2);
-                if other != list {
-                    out.push(Sexp::List(other, *pos));
-                }
+        if let Some(Sexp::Atom(word, p)) = list.first().cloned()
+            && let Some(op) = word.strip_suffix('~')
+        {
+            list[0] = Sexp::Atom(op.into(), p);
+            let mut other = list.clone();
+            other.swap(1, 2);
+            if other != list {
+                out.push(Sexp::List(other, *pos));
             }
         }
         out.push(Sexp::List(list, *pos));

@@ -1,0 +1,67 @@
+//! `hypatia-opt` as a person uses it.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+fn run(args: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hypatia-opt"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn fuses_linear_and_relu() {
+    let out = run(&[], "(relu (linear w:[512,784] b:[512] x:[64,784]))");
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success());
+    assert!(
+        text.starts_with("(fused_linear_relu w:[512,784] b:[512] x:[64,784])\n; cost "),
+        "{text}"
+    );
+    assert!(text.contains("rules: fuse-linear-relu"), "{text}");
+}
+
+#[test]
+fn explains() {
+    let out = run(
+        &["--explain", "-"],
+        "(linear w2:[10,32] none (relu (linear w1:[32,16] none x:[4,16])))",
+    );
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("1. fused-mlp"), "{text}");
+    assert!(text.contains("the proof holds"), "{text}");
+}
+
+#[test]
+fn bad_input_has_a_place_and_exit_code_2() {
+    for (args, input, message) in [
+        (
+            &[][..],
+            "(relu\n  (linaer w:[5,7] none x:[6,7]))",
+            "<stdin>:2:4: there is no op 'linaer'",
+        ),
+        (
+            &[],
+            "(mm x:[2,3] y:[4,5])",
+            "<stdin>:1:2: mm: inner sizes 3 and 4 differ",
+        ),
+        (&[], "", "<stdin>:1:1: the program is empty"),
+        (
+            &["--target", "abacus"],
+            "(relu x:[2])",
+            "unknown target 'abacus'; known: cpu, h200, gpu",
+        ),
+        (&["/no/such/file"], "", "/no/such/file: No such file"),
+    ] {
+        let out = run(args, input);
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains(message), "{text}");
+    }
+}
