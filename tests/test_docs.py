@@ -1,0 +1,35 @@
+"""The documentation says what is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hypatia import Options
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_tables_are_current() -> None:
+    subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=True)
+
+
+def test_every_option_is_in_the_readme() -> None:
+    table = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert dict(table) == {f.name: repr(f.default).replace("'", '"') for f in dataclasses.fields(Options)}
+
+
+def test_the_first_example_of_the_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(import torch.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
+    assert "fused_mlp_0" in run.stdout
+    assert run.stdout.rstrip().endswith("True")
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
