@@ -17,11 +17,11 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .capture import Captured, target_name, terms, value_of
 from .errors import UnsupportedError
 from .folding import FoldedWeights
+from .layout import check_same_type, layout_of, same_strides, storage_of
 
 
 def rebuild(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
@@ -139,7 +139,7 @@ class _Rebuilder:
         value = self._run_fake(node)
         node.meta["val"] = value
         if old is not None:
-            _check_same_type(name, value, value_of(old))
+            check_same_type(name, value, value_of(old))
         self._note_symbols(node)
         return node
 
@@ -156,7 +156,7 @@ class _Rebuilder:
         have = value_of(node)
         if not isinstance(want, torch.Tensor) or same_strides(have, want):
             return node
-        memory_format, order = _layout(want)
+        memory_format, order = layout_of(want)
         if memory_format is not None:
             return self._helper(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
         if order is None:
@@ -270,13 +270,13 @@ class _Aliases:
 
     def __init__(self, rebuilder: _Rebuilder) -> None:
         self.rebuilder = rebuilder
-        self.inputs = {_storage(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
+        self.inputs = {storage_of(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
         self.seen: dict[Any, Any] = {}
 
     def result(self, old: fx.Node, new: fx.Node) -> fx.Node:
         """The node to return for a result."""
         new = self.rebuilder._like_eager(new, value_of(old))
-        theirs, ours = _storage(old), _storage(new)
+        theirs, ours = storage_of(old), storage_of(new)
         if ours is None:
             return new
         shared_before = theirs in self.inputs
@@ -286,82 +286,12 @@ class _Aliases:
         strangers = self.seen.setdefault(ours, theirs) != theirs
         if not shared_before and (shares_now or strangers):
             new = self.rebuilder._like_eager(self.rebuilder.copy(new), value_of(old))
-            self.seen.setdefault(_storage(new), theirs)
+            self.seen.setdefault(storage_of(new), theirs)
         return new
 
     def _folded(self) -> set[Any]:
         nodes = self.rebuilder.graph.nodes
-        return {_storage(n) for n in nodes if n.meta.get("folded")} - {None}
-
-
-def _storage(node: fx.Node) -> Any:
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    try:
-        return value.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def same_strides(have: Any, want: Any) -> bool:
-    """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
-    if (
-        not isinstance(have, torch.Tensor)
-        or have.layout is not torch.strided
-        or want.layout is not torch.strided
-    ):
-        return True
-    if any(statically_known_true(n == 0) for n in want.shape):
-        return True
-    return all(
-        statically_known_true(n == 1) or statically_known_true(a == b)
-        for n, a, b in zip(want.shape, have.stride(), want.stride(), strict=True)
-    )
-
-
-def _layout(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
-    """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
-    dims = range(want.dim())
-    expected: Any = 1
-    for i in reversed(dims):
-        if not (
-            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
-        ):
-            break
-        expected = expected * want.shape[i]
-    else:
-        return torch.contiguous_format, None
-    # Example sizes only propose an order; that it is dense is then proved.
-    order = sorted(dims, key=lambda i: (-_example(want.stride(i)), -_example(want.shape[i])))
-    expected = 1
-    for i in reversed(order):
-        if not (
-            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
-        ):
-            return None, None
-        expected = expected * want.shape[i]
-    return None, order
-
-
-def _example(size: int | torch.SymInt) -> int:
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    return int(hint) if hint is not None else 1
-
-
-def _check_same_type(name: str, have: Any, want: Any) -> None:
-    if isinstance(want, torch.Tensor):
-        alike = (
-            isinstance(have, torch.Tensor)
-            and have.dtype == want.dtype
-            and have.device == want.device
-            and have.dim() == want.dim()
-            and all(statically_known_true(a == b) for a, b in zip(have.shape, want.shape, strict=True))
-        )
-        if not alike:
-            raise UnsupportedError(f"{name} would be {have} instead of {want}")
+        return {storage_of(n) for n in nodes if n.meta.get("folded")} - {None}
 
 
 def _resolve(name: str) -> Any:

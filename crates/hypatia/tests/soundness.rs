@@ -34,7 +34,7 @@ fn every_rule_is_sound() {
 #[test]
 #[ignore = "takes minutes"]
 fn every_rule_is_sound_under_other_seeds() {
-    let reports = (2..30).flat_map(|seed| reports(rules(), seed));
+    let reports = (2..8).flat_map(|seed| reports(rules(), seed));
     let found: Vec<Finding> = reports.flat_map(|r| r.findings).collect();
     assert!(found.is_empty(), "{}", texts(&found));
 }

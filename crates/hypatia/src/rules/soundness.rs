@@ -187,7 +187,7 @@ fn check_form(rule: &Rule, form: &PatternAst<Node>, tries: usize, mut random: Ra
             report.skewed += usize::from(skewed(&sample));
             telling += usize::from(seen == Seen::Numbers);
         }
-        if telling >= ENOUGH && spent >= SPENT && (report.skewed > 0 || spent >= 10 * SPENT) {
+        if telling >= ENOUGH && spent >= SPENT && report.skewed > 0 {
             return;
         }
     }

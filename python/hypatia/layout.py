@@ -1,0 +1,84 @@
+"""How values lie in memory: strides, density, sharing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .capture import value_of
+from .errors import UnsupportedError
+
+
+def storage_of(node: fx.Node) -> Any:
+    """What identifies the memory of a node's value; none if it has no plain memory."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def same_strides(have: Any, want: Any) -> bool:
+    """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
+    if (
+        not isinstance(have, torch.Tensor)
+        or have.layout is not torch.strided
+        or want.layout is not torch.strided
+    ):
+        return True
+    if any(statically_known_true(n == 0) for n in want.shape):
+        return True
+    return all(
+        statically_known_true(n == 1) or statically_known_true(a == b)
+        for n, a, b in zip(want.shape, have.stride(), want.stride(), strict=True)
+    )
+
+
+def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
+    """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
+    dims = range(want.dim())
+    expected: Any = 1
+    for i in reversed(dims):
+        if not (
+            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
+        ):
+            break
+        expected = expected * want.shape[i]
+    else:
+        return torch.contiguous_format, None
+    # Example sizes only propose an order; that it is dense is then proved.
+    order = sorted(dims, key=lambda i: (-_example(want.stride(i)), -_example(want.shape[i])))
+    expected = 1
+    for i in reversed(order):
+        if not (
+            statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
+        ):
+            return None, None
+        expected = expected * want.shape[i]
+    return None, order
+
+
+def _example(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return int(hint) if hint is not None else 1
+
+
+def check_same_type(name: str, have: Any, want: Any) -> None:
+    """Refuses a value whose shape, dtype or device is not provably the captured one."""
+    if isinstance(want, torch.Tensor):
+        alike = (
+            isinstance(have, torch.Tensor)
+            and have.dtype == want.dtype
+            and have.device == want.device
+            and have.dim() == want.dim()
+            and all(statically_known_true(a == b) for a, b in zip(have.shape, want.shape, strict=True))
+        )
+        if not alike:
+            raise UnsupportedError(f"{name} would be {have} instead of {want}")
