@@ -1,6 +1,8 @@
 //! What a kernel costs on a target: a roofline of arithmetic and memory traffic plus the
 //! price of a launch. Measured times can replace it, op by op.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::dim::Dim;
@@ -174,6 +176,34 @@ pub fn work(op: OpId, operands: &[Ty], out: &Ty, hints: Hints) -> Work {
                 ..Work::default()
             },
         },
+    }
+}
+
+/// Times that were measured on the target, in microseconds; they outrank the roofline.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured(BTreeMap<String, f64>);
+
+impl Measured {
+    /// Notes the time of an op on operands of these types.
+    pub fn insert(&mut self, op: OpId, operands: &[Ty], time: f64) {
+        self.0.insert(Measured::key(op, operands), time);
+    }
+
+    /// The time of an op on operands of these types, if it was measured.
+    pub fn time(&self, op: OpId, operands: &[Ty]) -> Option<f64> {
+        if self.0.is_empty() {
+            return None;
+        }
+        self.0.get(&Measured::key(op, operands)).copied()
+    }
+
+    fn key(op: OpId, operands: &[Ty]) -> String {
+        let mut key = table().row(op).name.to_string();
+        for ty in operands {
+            key.push(' ');
+            key.push_str(&ty.to_string());
+        }
+        key
     }
 }
 

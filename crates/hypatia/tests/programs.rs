@@ -7,6 +7,7 @@ use hypatia::eval::{Mode, Val};
 use hypatia::ir::node::Op;
 use hypatia::ir::program::Program;
 use hypatia::ir::text::{Weights, parse, print};
+use hypatia::ops::op_id;
 use hypatia::{Error, Optimized, Options, optimize};
 
 /// Programs that each show one thing the optimizer can do.
@@ -152,6 +153,22 @@ fn deep_programs_do_not_overflow() {
     }
     let o = run(&text, Weights::Frozen);
     assert!(o.proof.unwrap().replay(0, 1e9).unwrap().connected);
+}
+
+#[test]
+fn measured_times_outrank_the_model() {
+    let program = parse(PROGRAMS[0].1, Weights::Frozen).unwrap();
+    let operands: Vec<_> = program.leaves.inputs.iter().map(|i| i.ty.clone()).collect();
+    let mut options = Options::default();
+    options.measured.insert(op_id("fused_linear_relu"), &operands, 1e6);
+    let slow = optimize(&program, &options).unwrap();
+    assert_eq!(slow.output.op_names(), ["linear", "relu"]);
+    options.measured.insert(op_id("fused_linear_relu"), &operands, 1.0);
+    let fast = optimize(&program, &options).unwrap();
+    assert_eq!(
+        (fast.output.op_names(), fast.cost_after),
+        (vec!["fused_linear_relu"], 1.0)
+    );
 }
 
 #[test]

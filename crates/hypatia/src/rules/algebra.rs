@@ -56,6 +56,7 @@ fn invariances() -> Vec<Rule> {
         "softmax-shift": Canon Reassoc, "(softmax (add ?x ?c) ?d)" => "(softmax ?x ?d)" if "(finite ?c)";
         "log-softmax-shift": Canon Reassoc, "(log_softmax (add ?x ?c) ?d)" => "(log_softmax ?x ?d)" if "(finite ?c)";
         // An infinite largest element gives NaN either way.
-        "softmax-largest": Canon Reassoc, "(softmax (sub ?x (amax ?x ?r true)) ?d)" => "(softmax ?x ?d)" if "(eq ?r ($dims ?x ?d))";
+        "softmax-largest": Canon Reassoc, "(softmax (sub ?x (amax ?x ?r true)) ?d)" => "(softmax ?x ?d)"
+            if "(eq ?r ($dims ?x ?d))";
     }
 }

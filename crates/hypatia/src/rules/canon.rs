@@ -50,14 +50,15 @@ fn products() -> Vec<Rule> {
         "matmul-is-linear": Canon Reassoc, "(matmul ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
         // A linear works on rows, and rows are the same under any leading sizes.
         "linear-between-reshapes": Canon Exact, "(reshape (linear ?w ?b (reshape ?x ?s)) ?t)" => "(linear ?w ?b ?x)";
-        "bmm-of-one": Canon Reassoc, "(bmm ?x ?y)" => "(linear (permute (reshape ?y ($drop_first ($shape ?y))) [1,0]) none ?x)";
+        "bmm-of-one": Canon Reassoc, "(bmm ?x ?y)"
+            => "(linear (permute (reshape ?y ($drop_first ($shape ?y))) [1,0]) none ?x)";
         // Every batch has the same matrix.
-        "bmm-expanded": Canon Reassoc, "(bmm ?x (expand ?w ?s))" => "(linear (permute (reshape ?w ($last_two ?w)) [1,0]) none ?x)"
-            if "(ends_with ?s ($last_two ?w))";
+        "bmm-expanded": Canon Reassoc, "(bmm ?x (expand ?w ?s))"
+            => "(linear (permute (reshape ?w ($last_two ?w)) [1,0]) none ?x)" if "(ends_with ?s ($last_two ?w))";
         "bmm-expanded-reshaped": Canon Reassoc, "(bmm ?x (reshape (expand ?w ?s) ?t))"
             => "(linear (permute (reshape ?w ($last_two ?w)) [1,0]) none ?x)" if "(ends_with ?s ($last_two ?w))";
-        "matmul-expanded": Canon Reassoc, "(matmul ?x (expand ?w ?s))" => "(linear (permute (reshape ?w ($last_two ?w)) [1,0]) none ?x)"
-            if "(ends_with ?s ($last_two ?w))";
+        "matmul-expanded": Canon Reassoc, "(matmul ?x (expand ?w ?s))"
+            => "(linear (permute (reshape ?w ($last_two ?w)) [1,0]) none ?x)" if "(ends_with ?s ($last_two ?w))";
     }
 }
 
@@ -72,7 +73,8 @@ fn views() -> Vec<Rule> {
         "permute-units": Canon Exact, "(permute ?x ?p)" => "(reshape ?x ($permuted ?x ?p))" if "(moves_units ?x ?p)";
         "expand-expand": Canon Exact, "(expand (expand ?x ?s) ?t)" => "(expand ?x ?t)";
         "expand-none": Canon Exact, "(expand ?x ?s)" => "?x";
-        "slice-bounds": Canon Exact, "(slice ?x ?d ?a ?b ?s)" => "(slice ?x ?d ($place ?x ?d ?a 0) ($place ?x ?d ?b ($size ?x ?d)) ?s)";
+        "slice-bounds": Canon Exact, "(slice ?x ?d ?a ?b ?s)"
+            => "(slice ?x ?d ($place ?x ?d ?a 0) ($place ?x ?d ?b ($size ?x ?d)) ?s)";
         "slice-slice": Canon Exact, "(slice (slice ?x ?d ?a ?b ?s) ?d ?e ?f ?t)"
             => "(slice ?x ?d ($sub_place ?a ?s ?e) ($sub_place ?a ?s ?f) ($imul ?s ?t))";
         "slice-none": Canon Exact, "(slice ?x ?d ?a ?b ?s)" => "?x";
@@ -89,21 +91,30 @@ fn views() -> Vec<Rule> {
 /// One result of an op with several is an op of its own.
 fn results() -> Vec<Rule> {
     laws! {
-        "split-item": Canon Exact, "(getitem (split ?x ?sizes ?d) ?i)" => "(slice ?x ?d ($part_start ?sizes ?i) ($part_end ?sizes ?i) 1)";
-        "layer-norm-item": Canon Exact, "(getitem (native_layer_norm ?x ?s ?w ?b ?e) 0)" => "(layer_norm ?x ?s ?w ?b ?e)";
+        "split-item": Canon Exact, "(getitem (split ?x ?sizes ?d) ?i)"
+            => "(slice ?x ?d ($part_start ?sizes ?i) ($part_end ?sizes ?i) 1)";
+        "layer-norm-item": Canon Exact, "(getitem (native_layer_norm ?x ?s ?w ?b ?e) 0)"
+            => "(layer_norm ?x ?s ?w ?b ?e)";
         "rms-norm-item": Canon Exact, "(getitem (native_rms_norm ?x ?s ?w ?e) 0)" => "(rms_norm ?x ?s ?w ?e)";
-        "group-norm-item": Canon Exact, "(getitem (native_group_norm ?x ?g ?w ?b ?e ?n ?c ?p) 0)" => "(group_norm ?x ?g ?w ?b ?e)";
-        "batch-norm-item": Canon Exact, "(getitem (native_batch_norm ?x ?w ?b ?m ?v ?e ?t) 0)" => "(batch_norm ?x ?w ?b ?m ?v ?e)";
-        "max-pool-item": Canon Exact, "(getitem (native_max_pool2d ?x ?k ?s ?p ?d ?c) 0)" => "(max_pool2d ?x ?k ?s ?p ?d ?c)";
+        "group-norm-item": Canon Exact, "(getitem (native_group_norm ?x ?g ?w ?b ?e ?n ?c ?p) 0)"
+            => "(group_norm ?x ?g ?w ?b ?e)";
+        "batch-norm-item": Canon Exact, "(getitem (native_batch_norm ?x ?w ?b ?m ?v ?e ?t) 0)"
+            => "(batch_norm ?x ?w ?b ?m ?v ?e)";
+        "max-pool-item": Canon Exact, "(getitem (native_max_pool2d ?x ?k ?s ?p ?d ?c) 0)"
+            => "(max_pool2d ?x ?k ?s ?p ?d ?c)";
         "max-item": Canon Exact, "(getitem (max_dim ?x ?d ?k) 0)" => "(amax ?x ($dims ?x ?d) ?k)";
         "min-item": Canon Exact, "(getitem (min_dim ?x ?d ?k) 0)" => "(amin ?x ($dims ?x ?d) ?k)";
         "var-item": Canon Exact, "(getitem (var_mean ?x ?d ?c ?k) 0)" => "(var ?x ?d ?c ?k)";
         "mean-item": Canon Exact, "(getitem (var_mean ?x ?d ?c ?k) 1)" => "(mean ?x ?d ?k)";
         // torch chooses the kernel again.
-        "attention-cpu-item": Canon Reassoc, "(getitem (attention_cpu ?q ?k ?v ?m ?c ?s) 0)" => "(attention ?q ?k ?v ?m ?c ?s)";
-        "attention-efficient-item": Canon Reassoc, "(getitem (attention_efficient ?q ?k ?v ?m ?c ?s ?l) 0)" => "(attention ?q ?k ?v ?m ?c ?s)";
-        "attention-flash-item": Canon Reassoc, "(getitem (attention_flash ?q ?k ?v ?c ?s) 0)" => "(attention ?q ?k ?v none ?c ?s)";
-        "attention-cudnn-item": Canon Reassoc, "(getitem (attention_cudnn ?q ?k ?v ?m ?c ?s ?l) 0)" => "(attention ?q ?k ?v ?m ?c ?s)";
+        "attention-cpu-item": Canon Reassoc, "(getitem (attention_cpu ?q ?k ?v ?m ?c ?s) 0)"
+            => "(attention ?q ?k ?v ?m ?c ?s)";
+        "attention-efficient-item": Canon Reassoc, "(getitem (attention_efficient ?q ?k ?v ?m ?c ?s ?l) 0)"
+            => "(attention ?q ?k ?v ?m ?c ?s)";
+        "attention-flash-item": Canon Reassoc, "(getitem (attention_flash ?q ?k ?v ?c ?s) 0)"
+            => "(attention ?q ?k ?v none ?c ?s)";
+        "attention-cudnn-item": Canon Reassoc, "(getitem (attention_cudnn ?q ?k ?v ?m ?c ?s ?l) 0)"
+            => "(attention ?q ?k ?v ?m ?c ?s)";
     }
 }
 
@@ -133,9 +144,11 @@ fn activations() -> Vec<Rule> {
         "hardsigmoid-of-clamp": Canon Wider, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)";
         "hardswish-of-hardsigmoid": Canon Wider, "(mul~ ?x (hardsigmoid ?x))" => "(hardswish ?x)";
         "gelu-of-erf": Canon Wider, "(mul~ (mul ?x 0.5) (add (erf (div ?x 1.4142135623730951)) 1.0))" => "(gelu ?x)";
-        "gelu-of-erf-scaled": Canon Wider, "(mul~ (mul ?x 0.5) (add (erf (mul ?x 0.7071067811865476)) 1.0))" => "(gelu ?x)";
+        "gelu-of-erf-scaled": Canon Wider, "(mul~ (mul ?x 0.5) (add (erf (mul ?x 0.7071067811865476)) 1.0))"
+            => "(gelu ?x)";
         "gelu-of-tanh": Canon Wider,
-            "(mul~ (mul ?x 0.5) (add (tanh (mul (add ?x (mul (pow ?x 3.0) 0.044715)) 0.7978845608028654)) 1.0))" => "(gelu_tanh ?x)";
+            "(mul~ (mul ?x 0.5) (add (tanh (mul (add ?x (mul (pow ?x 3.0) 0.044715)) 0.7978845608028654)) 1.0))"
+            => "(gelu_tanh ?x)";
         // At zero the sign may differ.
         "relu-of-clamp": Canon Reassoc, "(clamp ?x 0.0 none)" => "(relu ?x)";
         "rsqrt-of-sqrt": Canon Wider, "(reciprocal (sqrt ?x))" => "(rsqrt ?x)";

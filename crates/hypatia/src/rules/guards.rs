@@ -158,6 +158,13 @@ pub const GUARDS: &[(&str, Guard)] = &[
             .zip(attr(f, 1).and_then(Attr::as_ints));
         holds(lists.map(|(all, end)| all.ends_with(end)))
     }),
+    // The last dimension of each is not empty.
+    ("has_columns", |f| {
+        f.iter().all(|f| {
+            let last = f.ty.tensor().and_then(|t| t.dim(-1)?.known());
+            last.is_some_and(|n| n > 0)
+        })
+    }),
     // None of these dimensions is empty.
     ("nonempty", |f| {
         holds(

@@ -11,19 +11,23 @@ pub(super) fn rules() -> Vec<Rule> {
 /// rounds to half precision before it multiplies by the weight, that rounding stays.
 fn written_out() -> Vec<Rule> {
     laws! {
-        "rms-norm": Canon Wider, "(mul~ ?x (rsqrt (add (mean (mul ?x ?x) ?d true) ?e)))" => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
-        "rms-norm-div": Canon Wider, "(div ?x (sqrt (add (mean (mul ?x ?x) ?d true) ?e)))" => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
+        "rms-norm": Canon Wider, "(mul~ ?x (rsqrt (add (mean (mul ?x ?x) ?d true) ?e)))"
+            => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
+        "rms-norm-div": Canon Wider, "(div ?x (sqrt (add (mean (mul ?x ?x) ?d true) ?e)))"
+            => "(rms_norm ?x ($tail ?x ?d) none ($float ?e))";
         "rms-norm-weight": Canon Wider, "(mul~ (rms_norm ?x ?s none ?e) ?w)" => "(rms_norm ?x ?s ?w ?e)" if "(wide ?x)";
         "rms-norm-cast": Canon Wider, "(cast (rms_norm (cast ?x f32) ?s none ?e) ?d)" => "(rms_norm ?x ?s none ?e)"
             if "(number ?e)" "(widens ?x f32)";
-        "rms-norm-cast-weight": Canon Wider, "(cast (mul~ (rms_norm (cast ?x f32) ?s none ?e) ?w) ?d)" => "(rms_norm ?x ?s ?w ?e)"
-            if "(number ?e)" "(widens ?x f32)";
+        "rms-norm-cast-weight": Canon Wider, "(cast (mul~ (rms_norm (cast ?x f32) ?s none ?e) ?w) ?d)"
+            => "(rms_norm ?x ?s ?w ?e)" if "(number ?e)" "(widens ?x f32)";
         "layer-norm": Canon Wider, "(mul~ (sub ?x (mean ?x ?d true)) (rsqrt (add (var ?x ?d 0.0 true) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
         "layer-norm-div": Canon Wider, "(div (sub ?x (mean ?x ?d true)) (sqrt (add (var ?x ?d 0.0 true) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
-        "layer-norm-weight": Canon Wider, "(mul~ (layer_norm ?x ?s none none ?e) ?w)" => "(layer_norm ?x ?s ?w none ?e)" if "(wide ?x)";
-        "layer-norm-bias": Canon Wider, "(add~ (layer_norm ?x ?s ?w none ?e) ?b)" => "(layer_norm ?x ?s ?w ?b ?e)" if "(wide ?x)";
+        "layer-norm-weight": Canon Wider, "(mul~ (layer_norm ?x ?s none none ?e) ?w)" => "(layer_norm ?x ?s ?w none ?e)"
+            if "(wide ?x)";
+        "layer-norm-bias": Canon Wider, "(add~ (layer_norm ?x ?s ?w none ?e) ?b)" => "(layer_norm ?x ?s ?w ?b ?e)"
+            if "(wide ?x)";
     }
 }
 
@@ -39,7 +43,8 @@ fn affine() -> Vec<Rule> {
         "rms-norm-into-linear": Algebra Reassoc, "(linear ?w ?b (rms_norm ?x ?s ?g ?e))"
             => "(linear (mul ?w ?g) ?b (rms_norm ?x ?s none ?e))" if "(weight ?w ?g)" "(live ?x)" "(rank ?g 1)";
         // Norms over the last dimensions do not see the leading ones.
-        "layer-norm-reshape": Canon Exact, "(layer_norm (reshape ?x ?r) ?s ?w ?b ?e)" => "(reshape (layer_norm ?x ?s ?w ?b ?e) ?r)";
+        "layer-norm-reshape": Canon Exact, "(layer_norm (reshape ?x ?r) ?s ?w ?b ?e)"
+            => "(reshape (layer_norm ?x ?s ?w ?b ?e) ?r)";
         "rms-norm-reshape": Canon Exact, "(rms_norm (reshape ?x ?r) ?s ?w ?e)" => "(reshape (rms_norm ?x ?s ?w ?e) ?r)";
     }
 }

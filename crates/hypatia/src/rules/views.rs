@@ -27,10 +27,14 @@ fn elementwise() -> Vec<Rule> {
     laws! {
         "cast-through-reshape": Canon Exact, "(cast (reshape ?x ?s) ?d)" => "(reshape (cast ?x ?d) ?s)";
         "cast-through-permute": Canon Exact, "(cast (permute ?x ?p) ?d)" => "(permute (cast ?x ?d) ?p)";
-        "mul-number-through-reshape": Algebra Exact, "(mul (reshape ?x ?s) ?c)" => "(reshape (mul ?x ?c) ?s)" if "(number ?c)";
-        "mul-number-through-permute": Algebra Exact, "(mul (permute ?x ?p) ?c)" => "(permute (mul ?x ?c) ?p)" if "(number ?c)";
-        "div-number-through-reshape": Algebra Exact, "(div (reshape ?x ?s) ?c)" => "(reshape (div ?x ?c) ?s)" if "(number ?c)";
-        "div-number-through-permute": Algebra Exact, "(div (permute ?x ?p) ?c)" => "(permute (div ?x ?c) ?p)" if "(number ?c)";
+        "mul-number-through-reshape": Algebra Exact, "(mul (reshape ?x ?s) ?c)" => "(reshape (mul ?x ?c) ?s)"
+            if "(number ?c)";
+        "mul-number-through-permute": Algebra Exact, "(mul (permute ?x ?p) ?c)" => "(permute (mul ?x ?c) ?p)"
+            if "(number ?c)";
+        "div-number-through-reshape": Algebra Exact, "(div (reshape ?x ?s) ?c)" => "(reshape (div ?x ?c) ?s)"
+            if "(number ?c)";
+        "div-number-through-permute": Algebra Exact, "(div (permute ?x ?p) ?c)" => "(permute (div ?x ?c) ?p)"
+            if "(number ?c)";
         "add-through-reshape": Algebra Exact, "(add (reshape ?x ?s) (reshape ?y ?s))" => "(reshape (add ?x ?y) ?s)"
             if "(eq ($shape ?x) ($shape ?y))";
         "mul-through-reshape": Algebra Exact, "(mul (reshape ?x ?s) (reshape ?y ?s))" => "(reshape (mul ?x ?y) ?s)"
@@ -52,14 +56,16 @@ fn products() -> Vec<Rule> {
     laws! {
         "transpose-mm": Algebra Reassoc, "(permute (mm ?x ?y) [1,0])" => "(mm (permute ?y [1,0]) (permute ?x [1,0]))";
         "transpose-linear": Algebra Reassoc, "(permute (linear ?w none ?x) [1,0])" => "(linear ?x none ?w)";
-        "transpose-bmm": Algebra Reassoc, "(permute (bmm ?x ?y) [0,2,1])" => "(bmm (permute ?y [0,2,1]) (permute ?x [0,2,1]))";
+        "transpose-bmm": Algebra Reassoc, "(permute (bmm ?x ?y) [0,2,1])"
+            => "(bmm (permute ?y [0,2,1]) (permute ?x [0,2,1]))";
         "transpose-matmul": Algebra Reassoc, "(permute (matmul ?x ?y) ?p)"
             => "(matmul (permute ?y ($swap_last ?y)) (permute ?x ($swap_last ?x)))" if "(swaps_last ?p)";
-        "slice-before-linear": Algebra Reassoc, "(slice (linear ?w ?b ?x) ?d ?s ?e ?t)" => "(linear ?w ?b (slice ?x ?d ?s ?e ?t))"
-            if "(lt ?d -1)";
-        "select-before-linear": Algebra Reassoc, "(select (linear ?w ?b ?x) ?d ?i)" => "(linear ?w ?b (select ?x ?d ?i))" if "(lt ?d -1)";
-        "slice-into-weight": Algebra Reassoc, "(slice (linear ?w none ?x) -1 ?s ?e ?t)" => "(linear (slice ?w -2 ?s ?e ?t) none ?x)"
-            if "(weight ?w)" "(live ?x)";
+        "slice-before-linear": Algebra Reassoc, "(slice (linear ?w ?b ?x) ?d ?s ?e ?t)"
+            => "(linear ?w ?b (slice ?x ?d ?s ?e ?t))" if "(lt ?d -1)";
+        "select-before-linear": Algebra Reassoc, "(select (linear ?w ?b ?x) ?d ?i)"
+            => "(linear ?w ?b (select ?x ?d ?i))" if "(lt ?d -1)";
+        "slice-into-weight": Algebra Reassoc, "(slice (linear ?w none ?x) -1 ?s ?e ?t)"
+            => "(linear (slice ?w -2 ?s ?e ?t) none ?x)" if "(weight ?w)" "(live ?x)";
         "slice-into-weight-and-bias": Algebra Reassoc, "(slice (linear ?w ?b ?x) -1 ?s ?e ?t)"
             => "(linear (slice ?w -2 ?s ?e ?t) (slice ?b -1 ?s ?e ?t) ?x)" if "(weight ?w ?b)" "(live ?x)";
     }
@@ -84,7 +90,7 @@ fn parts() -> Vec<Rule> {
             "cat-of-slices",
             Phase::Canon,
             Numerics::Exact,
-            "(cat ?d (slice ?x ?d ?a ?b 1) … (slice ?x ?d ?y ?z 1)) = (slice ?x ?d ?a ?z 1), each beginning where the last ends",
+            "(cat ?d (slice ?x ?d ?a ?b 1) … (slice ?x ?d ?y ?z 1)) = (slice ?x ?d ?a ?z 1), if adjacent",
             &[
                 "(cat ?d (slice ?x ?d ?a ?b 1) (slice ?x ?d ?b ?c 1))",
                 "(cat ?d (slice ?x ?d ?a ?b 1) (slice ?x ?d ?b ?c 1) (slice ?x ?d ?c ?e 1))",
