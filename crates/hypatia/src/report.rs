@@ -96,7 +96,7 @@ impl Optimized {
                 Method::TreeGreedy => "tree greedy",
                 Method::DagGreedy => "DAG greedy",
                 Method::GroupFlip => "group flip",
-                Method::Ilp => "ILP",
+                Method::Ilp => "exact search",
             }
             .into(),
             ops_before: count(&self.input),

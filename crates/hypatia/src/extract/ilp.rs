@@ -1,4 +1,5 @@
-//! Exact choice by integer programming, part by part, under a deadline.
+//! Exact choice, part by part: by elimination, and where that leaves a doubt by integer programming
+//! under a deadline.
 //!
 //! Per node x ∈ {0, 1}. A forced class chooses exactly one node. For classes c and d, of the nodes
 //! of c that need d at most as many are chosen as of d. Cycles are allowed at first, and each that
@@ -13,9 +14,9 @@ use good_lp::{
 };
 use rustc_hash::FxHashMap;
 
-use super::parts::{self, Part};
+use super::parts::{self, Part, Program};
 use super::problem::{Problem, improves};
-use super::{Options, bound};
+use super::{Options, bound, eliminate};
 
 /// Cycles to forbid before giving up on a part.
 const CUTS: usize = 64;
@@ -30,7 +31,7 @@ pub(super) struct Outcome {
     pub bound: f64,
     /// The choice costs no more than any program.
     pub optimal: bool,
-    /// Some part was given to the solver.
+    /// Some part was searched.
     pub ran: bool,
 }
 
@@ -60,26 +61,26 @@ pub(super) fn solve(problem: &Problem, incumbent: Vec<usize>, options: &Options)
             outcome.bound += paid;
             continue;
         }
-        let mut untried = Found::default();
-        let found = if options.use_ilp && part.nodes() <= options.max_ilp_nodes {
-            outcome.ran = true;
-            known.entry(part).or_insert_with_key(|part| {
-                Model::new(part).solve(|| options.ilp_deadline.saturating_sub(started.elapsed()))
-            })
-        } else {
-            &mut untried
-        };
-        let least = least.max(found.bound).min(paid);
+        let solvable = part.nodes() <= options.max_ilp_nodes;
+        let found = known.entry(part).or_insert_with_key(|part| {
+            Found::of(part, options, || options.ilp_deadline.saturating_sub(started.elapsed()))
+        });
+        outcome.ran |= options.use_ilp && (solvable || found.program.is_some());
         match &found.program {
             Some((cost, program)) => {
                 outcome.bound += cost.min(paid);
-                if improves(*cost, paid) {
+                if !improves(*cost, paid) {
+                    continue;
+                }
+                outcome.optimal &= options.use_ilp;
+                if options.use_ilp {
                     for &(class, at) in program {
                         outcome.choice[classes[class]] = problem.of(classes[class]).start + at;
                     }
                 }
             }
             None => {
+                let least = least.max(found.bound).min(paid);
                 outcome.bound += least;
                 outcome.optimal &= !improves(least, paid);
             }
@@ -88,15 +89,31 @@ pub(super) fn solve(problem: &Problem, incumbent: Vec<usize>, options: &Options)
     outcome
 }
 
-/// The cost of a program, and the program: classes, and which of their nodes.
-type Program = (f64, Vec<(usize, usize)>);
-
 /// What is known of a part.
 #[derive(Debug, Default)]
 struct Found {
     bound: f64,
     /// A cheapest program.
     program: Option<Program>,
+}
+
+impl Found {
+    /// Eliminates, then if that leaves a doubt and the options allow it, solves the integer program.
+    fn of(part: &Part, options: &Options, time_left: impl Fn() -> Duration) -> Self {
+        let eliminated = eliminate::eliminate(part, &eliminate::Limits::default());
+        let program = eliminated
+            .nodes
+            .and_then(|nodes| part.program(|class| nodes[class]).ok());
+        let bound = eliminated.bound * (1.0 - TOLERANCE);
+        if program.is_some() || !options.use_ilp || part.nodes() > options.max_ilp_nodes {
+            return Self { bound, program };
+        }
+        let solved = Model::new(part).solve(time_left);
+        Self {
+            bound: bound.max(solved.bound),
+            ..solved
+        }
+    }
 }
 
 /// The integer program of one part.
@@ -192,39 +209,9 @@ impl<'a> Model<'a> {
 
     /// The program that takes the largest variable of each class, or a cycle in it.
     fn round(&self, values: &[f64]) -> Result<Program, Vec<usize>> {
-        let part = self.part;
         let larger = |a: usize, b: usize| if values[b] > values[a] + 1e-6 { b } else { a };
-        let mut entered = vec![false; part.forced.len()];
-        let mut left = vec![false; part.forced.len()];
-        let (mut cost, mut program) = (0.0, Vec::new());
-        // Classes, each with its node's children that are still to be entered.
-        let mut path: Vec<(usize, &[usize])> = Vec::new();
-        for start in (0..part.forced.len()).filter(|&class| part.forced[class]) {
-            let mut entering = Some(start);
-            loop {
-                if let Some(class) = entering.take().filter(|&class| !left[class]) {
-                    if entered[class] {
-                        let cycle = path.iter().map(|&(class, _)| class);
-                        return Err(cycle.skip_while(|&on| on != class).collect());
-                    }
-                    entered[class] = true;
-                    let node = part.of(class).reduce(larger).unwrap_or_default();
-                    cost += part.cost(node);
-                    program.push((class, node - part.of(class).start));
-                    path.push((class, &part.children[node]));
-                }
-                let Some((class, children)) = path.last_mut() else {
-                    break;
-                };
-                if let Some((&child, rest)) = children.split_first() {
-                    (entering, *children) = (Some(child), rest);
-                } else {
-                    left[*class] = true;
-                    path.pop();
-                }
-            }
-        }
-        Ok((cost, program))
+        self.part
+            .program(|class| self.part.of(class).reduce(larger).unwrap_or_default())
     }
 
     /// Forbids all choices that lead from each class of a cycle to the next.

@@ -3,19 +3,23 @@
 //! Extraction first reduces the graph without losing the optimum (classes that every program
 //! needs, dominated alternatives), then lets several methods compete: the input program itself,
 //! greedy by tree and by DAG cost, a local search that switches all users of a shared class at
-//! once, and an integer program under a deadline. The best wins, so the result is never worse
+//! once, and for each independent part an exact search: elimination of one class after the other,
+//! or, where the classes are too entangled, an integer program under a deadline. The best wins, so the result is never worse
 //! than the input; a lower bound says how far from the optimum it can be at most.
 //!
 //! The module knows nothing of operators: it sees costs and edges.
 
 mod bound;
 mod cycles;
+mod eliminate;
 mod flip;
 mod graph;
 mod greedy;
 mod ilp;
 mod parts;
 mod problem;
+#[cfg(test)]
+mod properties;
 mod reduce;
 #[cfg(test)]
 mod tests;
@@ -30,7 +34,8 @@ use problem::{Problem, improves};
 /// Limits of the search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Whether to search for the optimum by integer programming where the bound leaves a doubt.
+    /// Whether to search for the optimum where the local search may have missed it. Without, a
+    /// bound is still found, by elimination.
     pub use_ilp: bool,
     /// Time for all integer programs together.
     pub ilp_deadline: Duration,
@@ -60,7 +65,7 @@ pub enum Method {
     DagGreedy,
     /// Local search that switches all users of a shared class at once.
     GroupFlip,
-    /// Integer programming.
+    /// Exact search: elimination, or integer programming.
     Ilp,
 }
 
@@ -75,7 +80,7 @@ pub struct Costs {
     pub dag_greedy: f64,
     /// By group flip, from the best of several starts.
     pub group_flip: f64,
-    /// After integer programming, if any was needed and allowed.
+    /// After exact search, if any was needed and allowed.
     pub ilp: Option<f64>,
 }
 
@@ -92,8 +97,8 @@ pub struct Solution {
     pub method: Method,
     /// What each method reached.
     pub costs: Costs,
-    /// Whether the cost is proven to be the least, by integer programming or because the bound
-    /// is met without; then `lower_bound` equals `cost`.
+    /// Whether the cost is proven to be the least, by exact search or because the bound is
+    /// met without; then `lower_bound` equals `cost`.
     pub ilp_optimal: bool,
 }
 

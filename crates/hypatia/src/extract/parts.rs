@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
+
 use super::problem::{Children, Lists, Problem};
 
 /// A part as a problem of its own. It has its own numbers, so that the parts of repeated layers
@@ -13,12 +15,17 @@ use super::problem::{Children, Lists, Problem};
 pub(super) struct Part {
     /// Per class, whether it is computed in any case.
     pub forced: Vec<bool>,
+    /// Per class, the lowest of those that can reach it and that it can reach.
+    pub group: Vec<usize>,
     starts: Vec<usize>,
     /// Costs by their bits, which unlike floats can be hashed.
     costs: Vec<u64>,
     /// Per node, the classes that it brings in or may close a cycle with.
     pub children: Vec<Children>,
 }
+
+/// The cost of a program, and the program: classes, and which of their nodes.
+pub(super) type Program = (f64, Vec<(usize, usize)>);
 
 impl Part {
     fn new(problem: &Problem, classes: &[usize], local: &[usize]) -> Self {
@@ -27,7 +34,11 @@ impl Part {
         for &class in classes {
             starts.push(starts[starts.len() - 1] + problem.of(class).len());
         }
+        let mut first: FxHashMap<usize, usize> = FxHashMap::default();
+        let groups = classes.iter().enumerate();
+        let groups = groups.map(|(at, &class)| *first.entry(problem.group[class]).or_insert(at));
         Self {
+            group: groups.collect(),
             forced: classes.iter().map(|&class| problem.forced[class]).collect(),
             starts,
             costs: ids().map(|id| problem.nodes[id].cost.to_bits()).collect(),
@@ -54,6 +65,41 @@ impl Part {
 
     pub fn cost(&self, node: usize) -> f64 {
         f64::from_bits(self.costs[node])
+    }
+
+    /// The program that takes the node `pick` names for each class, or the classes of a cycle in it.
+    pub fn program(&self, pick: impl Fn(usize) -> usize) -> Result<Program, Vec<usize>> {
+        let mut entered = vec![false; self.forced.len()];
+        let mut left = vec![false; self.forced.len()];
+        let (mut cost, mut program) = (0.0, Vec::new());
+        // Classes, each with its node's children that are still to be entered.
+        let mut path: Vec<(usize, &[usize])> = Vec::new();
+        for start in (0..self.forced.len()).filter(|&class| self.forced[class]) {
+            let mut entering = Some(start);
+            loop {
+                if let Some(class) = entering.take().filter(|&class| !left[class]) {
+                    if entered[class] {
+                        let cycle = path.iter().map(|&(class, _)| class);
+                        return Err(cycle.skip_while(|&on| on != class).collect());
+                    }
+                    entered[class] = true;
+                    let node = pick(class);
+                    cost += self.cost(node);
+                    program.push((class, node - self.of(class).start));
+                    path.push((class, &self.children[node]));
+                }
+                let Some((class, children)) = path.last_mut() else {
+                    break;
+                };
+                if let Some((&child, rest)) = children.split_first() {
+                    (entering, *children) = (Some(child), rest);
+                } else {
+                    left[*class] = true;
+                    path.pop();
+                }
+            }
+        }
+        Ok((cost, program))
     }
 
     /// Per node, the classes that it brings in whatever is chosen below, ascending.
