@@ -181,3 +181,35 @@ pub fn zip(operands: &[&Arr], shape: Vec<usize>, f: impl Fn(&[f64]) -> f64) -> C
         f(&row)
     })))
 }
+
+/// The largest difference relative to the largest element; NaNs must be in the same places.
+pub fn difference(a: &Val, b: &Val) -> f64 {
+    match (a, b) {
+        (Val::Arr(a), Val::Arr(b)) => {
+            if a.shape != b.shape {
+                return f64::NAN;
+            }
+            let scale = a
+                .data
+                .iter()
+                .filter(|v| v.is_finite())
+                .fold(1.0f64, |m, v| m.max(v.abs()));
+            a.data.iter().zip(&b.data).fold(0.0, |worst: f64, (x, y)| {
+                if x == y || x.is_nan() && y.is_nan() {
+                    return worst;
+                }
+                let d = (x - y).abs() / scale;
+                if d.is_nan() || worst.is_nan() {
+                    f64::NAN
+                } else {
+                    worst.max(d)
+                }
+            })
+        }
+        (Val::Tuple(a), Val::Tuple(b)) if a.len() == b.len() => {
+            a.iter().zip(b).map(|(x, y)| difference(x, y)).fold(0.0, f64::max)
+        }
+        (Val::Attr(a), Val::Attr(b)) if a == b => 0.0,
+        _ => f64::NAN,
+    }
+}

@@ -12,6 +12,7 @@ pub mod ir;
 pub mod lower;
 pub mod ops;
 pub mod optimize;
+pub mod random;
 pub mod report;
 pub mod rules;
 pub mod ty;

@@ -2,12 +2,13 @@
 //! it computes the same, and that its proof holds.
 
 use hypatia::cost::Target;
-use hypatia::egraph::proof::{Random, difference};
+use hypatia::eval::difference;
 use hypatia::eval::{Mode, Val};
 use hypatia::ir::node::Op;
 use hypatia::ir::program::Program;
 use hypatia::ir::text::{Weights, parse, print};
 use hypatia::ops::op_id;
+use hypatia::random::Random;
 use hypatia::{Error, Optimized, Options, optimize};
 
 /// Programs that each show one thing the optimizer can do.

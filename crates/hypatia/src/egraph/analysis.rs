@@ -64,7 +64,10 @@ impl Analysis<Node> for Context {
             _ => all_weights,
         };
         let constant = match &node.op {
-            Op::Row(op) if table().row(*op).name == "full" => operand(&node.children[2]).constant,
+            Op::Row(op) if table().row(*op).name == "full" => {
+                let value = operand(&node.children[2]).constant.map(f64::from_bits);
+                value.zip(ty.tensor()).map(|(v, t)| t.dtype.round(v).to_bits())
+            }
             Op::Row(op) if cost::is_view(*op) && types.first().is_some_and(|t| t.tensor().is_some()) => {
                 operand(&node.children[0]).constant
             }

@@ -9,14 +9,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::EGraph;
-use crate::cost::{self, Hints};
 use crate::error::{Error, Result};
-use crate::eval::{Arr, Mode, Val};
+use crate::eval::{Mode, difference};
 use crate::ir::node::{Node, Op};
 use crate::ir::program::{Input, Leaves, Program};
 use crate::ir::text;
-use crate::ops::known_shape;
-use crate::ty::{DType, Ty};
+use crate::random::Random;
 
 /// One application of a rule.
 #[derive(Debug, Clone)]
@@ -374,104 +372,5 @@ impl Local {
             sides.push(values[&root].clone());
         }
         Ok(Some(difference(&sides[0], &sides[1])))
-    }
-}
-
-impl Program {
-    /// Arithmetic of everything that the root needs.
-    pub fn work(&self, hints: Hints) -> f64 {
-        self.reachable()
-            .into_iter()
-            .map(|id| match &self.node(id).op {
-                Op::Row(op) => {
-                    let types: Vec<Ty> = self.node(id).children.iter().map(|c| self.ty(*c).clone()).collect();
-                    let w = cost::work(*op, &types, self.ty(id), hints);
-                    w.vector + w.matrix + w.bytes
-                }
-                _ => 0.0,
-            })
-            .sum()
-    }
-}
-
-/// The largest difference relative to the largest element; NaNs must be in the same places.
-pub fn difference(a: &Val, b: &Val) -> f64 {
-    match (a, b) {
-        (Val::Arr(a), Val::Arr(b)) => {
-            if a.shape != b.shape {
-                return f64::NAN;
-            }
-            let scale = a
-                .data
-                .iter()
-                .filter(|v| v.is_finite())
-                .fold(1.0f64, |m, v| m.max(v.abs()));
-            a.data.iter().zip(&b.data).fold(0.0, |worst: f64, (x, y)| {
-                if x == y || x.is_nan() && y.is_nan() {
-                    return worst;
-                }
-                let d = (x - y).abs() / scale;
-                if d.is_nan() || worst.is_nan() {
-                    f64::NAN
-                } else {
-                    worst.max(d)
-                }
-            })
-        }
-        (Val::Tuple(a), Val::Tuple(b)) if a.len() == b.len() => {
-            a.iter().zip(b).map(|(x, y)| difference(x, y)).fold(0.0, f64::max)
-        }
-        (Val::Attr(a), Val::Attr(b)) if a == b => 0.0,
-        _ => f64::NAN,
-    }
-}
-
-/// A small generator, so that a seed gives the same values everywhere.
-pub struct Random(pub u64);
-
-impl Random {
-    /// 64 random bits (splitmix).
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n.max(1) as u64) as usize
-    }
-
-    /// A number in -1..1.
-    pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-
-    /// A random value of a type, if all of its sizes are known.
-    pub fn value(&mut self, ty: &Ty) -> Option<Val> {
-        match ty {
-            Ty::Tensor(t) => {
-                let shape = known_shape(&t.shape).ok()?;
-                let n = shape.iter().product();
-                let mut data = Vec::with_capacity(n);
-                for _ in 0..n {
-                    data.push(match t.dtype {
-                        d if d.is_float() => d.round(self.unit() * 2.0),
-                        DType::Bool => self.below(2) as f64,
-                        _ => self.below(2) as f64,
-                    });
-                }
-                Some(Val::arr(Arr::new(shape, data)))
-            }
-            Ty::Tuple(items) => items
-                .iter()
-                .map(|t| self.value(t))
-                .collect::<Option<_>>()
-                .map(Val::Tuple),
-            Ty::Attr(a) => Some(Val::Attr(a.clone())),
-            Ty::Unknown => None,
-        }
     }
 }

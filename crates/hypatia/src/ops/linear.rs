@@ -103,7 +103,7 @@ fn product_of(x: &Arr, y: &Arr, shape: Vec<usize>) -> Arr {
                 (ix[r - 1], iy[r - 2]) = (j, j);
                 x.at_broadcast(&ix) * y.at_broadcast(&iy)
             })
-            .sum()
+            .fold(0.0, |sum, term| sum + term)
     })
 }
 
@@ -130,7 +130,8 @@ fn eval_linear(v: &Vals) -> Check<Val> {
     let mut data = Vec::with_capacity(rows * n);
     for r in 0..rows {
         for j in 0..n {
-            let dot: f64 = (0..k).map(|i| x.data[r * k + i] * w.data[j * k + i]).sum();
+            // Sums start at +0, as kernels do; an iterator's `sum` starts at -0.
+            let dot = (0..k).fold(0.0, |sum, i| sum + x.data[r * k + i] * w.data[j * k + i]);
             data.push(dot + b.map_or(0.0, |b| b.data[j]));
         }
     }

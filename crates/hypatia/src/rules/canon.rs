@@ -46,8 +46,8 @@ fn products() -> Vec<Rule> {
     laws! {
         "addmm-is-linear": Canon Exact, "(addmm ?b ?x ?m)" => "(linear (permute ?m [1,0]) ?b ?x)";
         // The sign of a zero may differ.
-        "mm-is-linear": Canon Reassoc, "(mm ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
-        "matmul-is-linear": Canon Reassoc, "(matmul ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
+        "mm-is-linear": Canon Exact, "(mm ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
+        "matmul-is-linear": Canon Exact, "(matmul ?x ?m)" => "(linear (permute ?m [1,0]) none ?x)";
         // A linear works on rows, and rows are the same under any leading sizes.
         "linear-between-reshapes": Canon Exact, "(reshape (linear ?w ?b (reshape ?x ?s)) ?t)" => "(linear ?w ?b ?x)";
         "bmm-of-one": Canon Reassoc, "(bmm ?x ?y)"
@@ -129,7 +129,7 @@ fn numbers() -> Vec<Rule> {
         "one-over": Canon Exact, "(div 1.0 ?x)" => "(reciprocal ?x)";
         "square-is-mul": Canon Exact, "(square ?x)" => "(mul ?x ?x)";
         // The last bit may differ in fp64.
-        "pow-two-is-mul": Canon Reassoc, "(pow ?x 2.0)" => "(mul ?x ?x)";
+        "pow-two-is-mul": Canon Exact, "(pow ?x 2.0)" => "(mul ?x ?x)";
         "pow-one": Canon Exact, "(pow ?x 1.0)" => "?x";
         "twice": Canon Exact, "(add ?x ?x)" => "(mul ?x 2.0)";
     }

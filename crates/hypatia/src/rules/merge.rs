@@ -210,11 +210,28 @@ fn merge(egraph: &mut EGraph, rule: &Rule, shape: &Shape) -> usize {
     }
     let mut fired = 0;
     for group in groups.into_values() {
+        let group = without_scaled(egraph, group);
         for chunk in group.chunks(WIDEST).filter(|c| c.len() > 1) {
             fired += merge_group(egraph, rule, shape, chunk).unwrap_or(0);
         }
     }
     fired
+}
+
+/// Drops members with an operand that is a scaled copy of another member's: rules that move a
+/// scale into a weight leave both in the e-graph, and only one of them is needed.
+fn without_scaled(egraph: &EGraph, group: Vec<Vec<Id>>) -> Vec<Vec<Id>> {
+    let all: Vec<Id> = group.iter().flatten().copied().collect();
+    let scaled = |class: &Id| {
+        let sources = ["mul", "div"].iter().flat_map(|op| nodes_of(egraph, *class, op_id(op)));
+        sources
+            .map(|o| o[0])
+            .any(|source| source != *class && all.contains(&source))
+    };
+    group
+        .into_iter()
+        .filter(|operands| !operands.iter().any(scaled))
+        .collect()
 }
 
 fn merge_group(egraph: &mut EGraph, rule: &Rule, shape: &Shape, all: &[Vec<Id>]) -> Option<usize> {

@@ -24,13 +24,13 @@ use egg::{ENodeOrVar, PatternAst, Var};
 
 use super::{Action, Rule};
 use crate::cost::Cost;
-use crate::egraph::proof::Random;
 use crate::egraph::saturate::apply;
 use crate::egraph::{Context, EGraph};
 use crate::ir::node::{Node, Op};
 use crate::ir::sexp::{Sexp, parse_one};
 use crate::ir::text;
 use crate::ops::{Meaning, table};
+use crate::random::Random;
 use compare::{Seen, compare, inputs, trials};
 use sample::{Sample, Sampler};
 

@@ -7,11 +7,12 @@ use egg::Id;
 use super::sample::Sample;
 use crate::attr::Attr;
 use crate::egraph::EGraph;
-use crate::egraph::proof::{Random, difference};
+use crate::eval::difference;
 use crate::eval::{Arr, Mode, Val};
 use crate::ir::define;
 use crate::ir::node::{Node, Op};
 use crate::ops::known_shape;
+use crate::random::Random;
 use crate::rules::Numerics;
 use crate::ty::{DType, Ty};
 

@@ -3,8 +3,8 @@
 use super::sample::Sampler;
 use crate::attr::Attr;
 use crate::dim::{Dim, dims};
-use crate::egraph::proof::Random;
 use crate::ops::Kind;
+use crate::random::Random;
 use crate::ty::{DType, TensorType, Ty};
 
 pub(super) const FLOATS: [f64; 8] = [1.0, 0.0, -1.0, 2.0, 0.5, -0.0, 3.0, -0.25];

@@ -8,7 +8,6 @@ use egg::{ENodeOrVar, Id, PatternAst, Var};
 
 use super::draw::{DTYPES, FLOATS, pick};
 use crate::attr::Attr;
-use crate::egraph::proof::Random;
 use crate::error::Result;
 use crate::ir::build::{Sink, build};
 use crate::ir::define::infer;
@@ -16,6 +15,7 @@ use crate::ir::node::{Node, Op};
 use crate::ir::program::{Input, Program};
 use crate::ir::sexp::{Pos, parse_one};
 use crate::ops::{Kind, OpId, known_shape, op_id, table};
+use crate::random::Random;
 use crate::ty::{DType, TensorType, Ty};
 
 /// Elements of the largest value: the reference evaluation is slow.
