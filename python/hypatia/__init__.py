@@ -3,9 +3,22 @@
 ``torch.compile(model, backend="hypatia")`` needs no import of this package.
 """
 
+from . import nn
 from ._native import HypatiaError, __version__
 from .api import optimize
 from .backend import compile_count, reports
 from .options import OptionError, Options
+from .verification import Verification, verify
 
-__all__ = ["HypatiaError", "OptionError", "Options", "__version__", "compile_count", "optimize", "reports"]
+__all__ = [
+    "HypatiaError",
+    "OptionError",
+    "Options",
+    "Verification",
+    "__version__",
+    "compile_count",
+    "nn",
+    "optimize",
+    "reports",
+    "verify",
+]

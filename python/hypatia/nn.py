@@ -1,0 +1,178 @@
+"""Fused layers: used like ``nn.Linear``, computed on torch's best ops for now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+__all__ = [
+    "FusedLinearGELU",
+    "FusedLinearReLU",
+    "FusedLinearSiLU",
+    "FusedMLP",
+    "create_fused_linear_relu_from_tensors",
+    "create_fused_mlp_from_tensors",
+]
+
+
+class _FusedLinear(nn.Linear):
+    """``act(x @ weight.T + bias)``; parameters, names and arguments are those of ``nn.Linear``."""
+
+    activate: Callable[[torch.Tensor], torch.Tensor]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The activated result, for any leading sizes."""
+        return self.activate(super().forward(input))
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **kwargs: Any) -> _FusedLinear:
+        """A fused layer that shares the parameters of a linear one."""
+        return _adopt(
+            cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta", **kwargs),
+            linear.weight,
+            linear.bias,
+        ).train(linear.training)
+
+
+class FusedLinearReLU(_FusedLinear):
+    """``relu(x @ weight.T + bias)``."""
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """Rectify."""
+        return F.relu(x)
+
+
+class FusedLinearSiLU(_FusedLinear):
+    """``silu(x @ weight.T + bias)``."""
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``x * sigmoid(x)``."""
+        return F.silu(x)
+
+
+class FusedLinearGELU(_FusedLinear):
+    """``gelu(x @ weight.T + bias)``, by the error function or ``approximate="tanh"``."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        approximate: str = "none",
+    ) -> None:
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.approximate = approximate
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """The form that was asked for: the two differ by up to 5e-4."""
+        return F.gelu(x, approximate=self.approximate)
+
+    def extra_repr(self) -> str:
+        """Arguments of the constructor."""
+        return f"{super().extra_repr()}, approximate={self.approximate}"
+
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+
+
+class FusedMLP(nn.Sequential):
+    """``linear, act, linear, act, …, linear`` through the given sizes.
+
+    Its ``state_dict`` is that of the ``nn.Sequential`` of the same layers.
+    """
+
+    def __init__(
+        self,
+        *sizes: int,
+        activation: str = "relu",
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if len(sizes) < 3:
+            raise ValueError(f"an MLP has at least two layers, so three sizes, not {len(sizes)}")
+        make = _activation(activation)
+        layers: list[nn.Module] = []
+        for i in range(len(sizes) - 1):
+            layers += [make()] if i else []
+            layers.append(nn.Linear(sizes[i], sizes[i + 1], bias, device, dtype))
+        super().__init__(*layers)
+        self.sizes = sizes
+        self.activation = activation
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """The linear layers in order."""
+        return [layer for layer in self if isinstance(layer, nn.Linear)]
+
+
+def create_fused_linear_relu_from_tensors(
+    weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> FusedLinearReLU:
+    """A layer on these tensors, which it shares: parameters stay the same parameters."""
+    _check_layer(weight, bias, 0)
+    layer = FusedLinearReLU(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    return _adopt(layer, weight, bias)
+
+
+def create_fused_mlp_from_tensors(
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None] | None = None,
+    activation: str = "relu",
+) -> FusedMLP:
+    """An MLP of any number of layers on these tensors, which it shares."""
+    biases = [None] * len(weights) if biases is None else list(biases)
+    if len(biases) != len(weights):
+        raise ValueError(f"{len(weights)} weights and {len(biases)} biases: give one bias, or None, for each")
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        _check_layer(weight, bias, i)
+        if i and weights[i - 1].shape[0] != weight.shape[1]:
+            raise ValueError(
+                f"layer {i} takes {weight.shape[1]} features, layer {i - 1} gives {weights[i - 1].shape[0]}"
+            )
+    mlp = FusedMLP(*(w.shape[1] for w in weights), weights[-1].shape[0], activation=activation, device="meta")
+    for linear, weight, bias in zip(mlp.linears, weights, biases, strict=True):
+        _adopt(linear, weight, bias)
+    return mlp
+
+
+def _activation(name: str) -> Callable[[], nn.Module]:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"there is no activation {name!r}; there are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _check_layer(weight: torch.Tensor, bias: torch.Tensor | None, layer: int) -> None:
+    if weight.dim() != 2:
+        raise ValueError(f"the weight of layer {layer} must be a matrix, not of shape {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"the bias of layer {layer} has shape {tuple(bias.shape)}, its weight {tuple(weight.shape)} "
+            f"wants ({weight.shape[0]},)"
+        )
+
+
+def _adopt(linear: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """Makes a layer use tensors that exist; what is no parameter becomes one over the same memory."""
+    linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    if bias is None:
+        linear.register_parameter("bias", None)
+    else:
+        linear.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+    return linear
