@@ -402,3 +402,4 @@ def test_an_internal_error_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
     model, x = mlp(2), torch.randn(5, 20)
     with torch.no_grad():
         assert largest(torch.compile(model, backend="hypatia")(x), model(x)) == 0
+    assert largest(hypatia.optimize(model, x)(x), model(x)) == 0

@@ -31,7 +31,7 @@ def optimize(
     )
     exported = exported.run_decompositions({})
     gm = exported.module(check_guards=False)
-    _values_of_attributes(gm, exported)
+    _values_of_attributes(gm)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
@@ -40,7 +40,7 @@ def optimize(
     )
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
-    result.train(model.training)
+    result.training = model.training
     result.meta["hypatia"] = report
     return result
 
@@ -54,7 +54,7 @@ def _changed(gm: fx.GraphModule) -> set[str]:
     }
 
 
-def _values_of_attributes(gm: fx.GraphModule, exported: torch.export.ExportedProgram) -> None:
+def _values_of_attributes(gm: fx.GraphModule) -> None:
     """Export keeps fake values of calls and inputs; attributes get theirs here."""
     mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
     for node in gm.graph.find_nodes(op="get_attr"):
