@@ -47,8 +47,7 @@ class Options:
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Options from ``torch.compile``'s arguments; unknown keys and wrong types are errors."""
         if mode not in (None, "default"):
-            known = "'default'"
-            raise OptionError(f"backend 'hypatia' has no mode {mode!r}; it knows {known}")
+            raise OptionError(f"backend 'hypatia' has no mode {mode!r}; it knows 'default'")
         fields = {f.name: f for f in dataclasses.fields(cls)}
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}

@@ -128,25 +128,6 @@ fn weights_are_touched_only_when_frozen() {
 }
 
 #[test]
-fn a_tampered_proof_is_caught() {
-    let o = run(PROGRAMS[1].1, Weights::Frozen);
-    let proof = o.proof.unwrap();
-    let mut missing = proof.clone();
-    missing.steps.remove(0);
-    assert!(!missing.replay(0, 1e9).unwrap().holds());
-    let mut wrong = proof.clone();
-    let other = wrong
-        .steps
-        .iter()
-        .map(|s| s.after)
-        .find(|a| proof.terms.ty(*a) != proof.terms.ty(wrong.steps[0].after));
-    if let Some(other) = other {
-        wrong.steps[0].after = other;
-        assert!(!wrong.replay(0, 1e9).unwrap().holds());
-    }
-}
-
-#[test]
 fn deep_programs_do_not_overflow() {
     let mut text = "x:[4,8]".to_string();
     for i in 0..400 {
