@@ -7,6 +7,7 @@ from . import nn
 from ._native import HypatiaError, __version__
 from .api import optimize
 from .backend import compile_count, reports
+from .errors import VerificationWarning
 from .options import OptionError, Options
 from .verification import Verification, verify
 
@@ -15,6 +16,7 @@ __all__ = [
     "OptionError",
     "Options",
     "Verification",
+    "VerificationWarning",
     "__version__",
     "compile_count",
     "nn",

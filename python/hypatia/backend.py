@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +16,17 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from .guard import Guard, Part
 from .options import Options
 from .pipeline import compile_count, optimize_graph
 from .report import GraphReport
 
-__all__ = ["compile_count", "hypatia", "reports", "reset"]
+__all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
 
 _REMEMBERED = 64
 _reports: list[GraphReport] = []
+_collectors: list[list[GraphReport]] = []
+_lock = threading.Lock()
 
 
 def hypatia(
@@ -50,6 +56,19 @@ def reports() -> list[GraphReport]:
     return list(_reports)
 
 
+@contextlib.contextmanager
+def collecting() -> Iterator[list[GraphReport]]:
+    """Collects the reports of all graphs that are compiled inside."""
+    collected: list[GraphReport] = []
+    with _lock:
+        _collectors.append(collected)
+    try:
+        yield collected
+    finally:
+        with _lock:
+            _collectors[:] = [c for c in _collectors if c is not collected]
+
+
 def reset() -> None:
     """Forgets the reports."""
     _reports.clear()
@@ -59,11 +78,31 @@ hypatia.reset = reset  # type: ignore[attr-defined]
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, kind: str) -> Any:
-    optimized, report = optimize_graph(gm, options, kind, _frozen(gm, options, kind))
-    if report is not None:
+    weights = _frozen(gm, options, kind)
+    optimized, report = optimize_graph(gm, options, kind, weights)
+    if report is None:
+        return boxed(optimized)
+    _remember(report)
+    mode = options.checksum_mode
+    if mode == "off":
+        return boxed(optimized)
+
+    def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
+        rules = tuple(name for part, name in without if part == "rule")
+        fewer = dataclasses.replace(options, disabled_rules=(*options.disabled_rules, *sorted(rules)))
+        kernels = {name for part, name in without if part == "kernel"}
+        return optimize_graph(gm, fewer, kind, weights, disabled_kernels=kernels)
+
+    guard = Guard(gm, optimized, report, mode, recompile, _runnable)
+    return _boxed(lambda args: guard.forward(args), optimized)
+
+
+def _remember(report: GraphReport) -> None:
+    with _lock:
         _reports.append(report)
         del _reports[:-_REMEMBERED]
-    return boxed(optimized)
+        for collected in _collectors:
+            collected.append(report)
 
 
 def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
@@ -88,13 +127,17 @@ def _is_change(node: fx.Node) -> bool:
 
 def boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A callable that takes its arguments as a list and empties it, so that they can be freed early."""
+    forward = _runnable(gm)
+    return _boxed(lambda args: forward(args), gm)
+
+
+def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
     gm.recompile()
-    forward = gm.forward
+    return gm.forward
 
-    def run(args: list[Any]) -> Any:
-        return forward(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    run.graph_module = gm  # type: ignore[attr-defined]
+def _boxed(run: Any, gm: fx.GraphModule) -> Any:
+    run._boxed_call = True
+    run.graph_module = gm
     return run

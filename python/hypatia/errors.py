@@ -7,3 +7,11 @@ from ._native import HypatiaError
 
 class UnsupportedError(HypatiaError):
     """A graph that is left as it is; the reason is the message."""
+
+
+class VerificationWarning(UserWarning):
+    """A compiled graph did not compute what the original does."""
+
+
+class PrecisionWarning(VerificationWarning):
+    """A compiled graph is as close to float64 as eager is, but further than 1e-5 from eager in fp32."""

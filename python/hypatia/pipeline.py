@@ -32,7 +32,13 @@ def compile_count() -> int:
 
 
 def optimize_graph(
-    gm: fx.GraphModule, options: Options, kind: str, weights: Collection[str] = (), *, autograd: bool = False
+    gm: fx.GraphModule,
+    options: Options,
+    kind: str,
+    weights: Collection[str] = (),
+    *,
+    autograd: bool = False,
+    disabled_kernels: Collection[str] = (),
 ) -> tuple[fx.GraphModule, GraphReport | None]:
     """The optimized graph and its report; the graph itself when nothing can be done."""
     global _compiled
@@ -41,7 +47,7 @@ def optimize_graph(
     try:
         captured = capture(gm, weights, autograd=autograd)
         optimization = _native.optimize(captured.text, options.native(captured.device))
-        optimized = rebuild(gm, captured, json.loads(optimization.emission()))
+        optimized = rebuild(gm, captured, json.loads(optimization.emission()), disabled_kernels)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
         return gm, None

@@ -11,6 +11,7 @@ import contextlib
 import json
 import operator
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,20 +19,26 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 
+from . import kernels
 from .capture import Captured, target_name, terms, value_of
 from .errors import UnsupportedError
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
 
 
-def rebuild(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
+def rebuild(
+    gm: fx.GraphModule, captured: Captured, emission: dict[str, Any], disabled_kernels: Collection[str] = ()
+) -> fx.GraphModule:
     """The graph of an emission, with the parameters, names and metadata of the original."""
-    return _Rebuilder(gm, captured).build(emission)
+    return _Rebuilder(gm, captured, disabled_kernels).build(emission)
 
 
 class _Rebuilder:
-    def __init__(self, gm: fx.GraphModule, captured: Captured) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, captured: Captured, disabled_kernels: Collection[str] = ()
+    ) -> None:
         self.gm = gm
+        self.disabled_kernels = disabled_kernels
         self.old = captured.nodes
         self.captured = captured
         self.graph = fx.Graph()
@@ -124,7 +131,10 @@ class _Rebuilder:
         key = json.dumps(item["body"])
         if key not in self.bodies:
             self.bodies[key] = _body(item["body"], family, self._constant)
-        self.modules[name] = self.bodies[key]
+        body = self.bodies[key]
+        operands = [value_of(env[a["node"]]) for a in item["args"]]
+        kernel = kernels.find(item["op"], operands, self.disabled_kernels)
+        self.modules[name] = body if kernel is None else kernels.FusedCall(body, kernel)
         node = self.graph.call_module(name, tuple(env[a["node"]] for a in item["args"]))
         return self._finish(node, old, name)
 
@@ -146,7 +156,7 @@ class _Rebuilder:
     def _run_fake(self, node: fx.Node) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         function = self.modules[node.target] if node.op == "call_module" else node.target
-        if node.op == "call_module" and isinstance(function, FoldedWeights):
+        if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
         with self.fake_mode or contextlib.nullcontext(), torch.no_grad():
             return function(*args, **kwargs)
@@ -244,7 +254,7 @@ class _Rebuilder:
         sources = [i for i in sorted(inside) if nodes[i]["kind"] == "input"]
         for i in sources:
             self.env[i] = self._node(nodes[i], self.env)
-        inner = _Rebuilder(self.gm, self.captured)
+        inner = _Rebuilder(self.gm, self.captured, self.disabled_kernels)
         env: dict[int, fx.Node] = {}
         for i in sources:
             placeholder = inner.graph.placeholder(self.env[i].name)

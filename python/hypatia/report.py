@@ -10,6 +10,8 @@ from typing import Any
 from torch import fx
 
 from ._native import Optimization
+from .checking import Result
+from .kernels import FusedCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,46 @@ class Replay:
         return self.connected and not self.failures
 
 
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """A part of a compilation that was rolled back: a rule, a kernel, or the whole graph."""
+
+    kind: str
+    name: str
+    message: str
+
+
+@dataclasses.dataclass
+class Check:
+    """What verifying the first call of a compiled graph showed."""
+
+    mode: str
+    status: str
+    """passed, rolled back, kept (although wrong: mode soft) or not checked"""
+    equal: int
+    """Results that are eager's bit for bit."""
+    results: list[Result]
+    """The others."""
+    removed: list[Removed]
+    notes: list[str]
+    seconds: float
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        total = self.equal + len(self.results)
+        text = f"{self.status}: {self.equal} of {total} results are eager's bit for bit"
+        if self.results:
+            worst = max(self.results, key=lambda r: r.error / (r.scale or 1.0))
+            text += (
+                f"; largest error of the others {worst.error:.1e} to float64 (eager: {worst.eager_error:.1e})"
+            )
+        without = [f"; without {r.kind} {r.name}" for r in self.removed]
+        return text + "".join(without)
+
+
 class GraphReport:
     """The report of one compiled graph."""
 
@@ -35,7 +77,37 @@ class GraphReport:
         self.kind = kind
         self.before = before
         self.after = after
+        self.check: Check | None = None
         self._optimization = optimization
+
+    @functools.cached_property
+    def graphs(self) -> dict[str, list[dict[str, Any]]]:
+        """The programs before and after as nodes: op, name, inputs, type, cost, kind."""
+        captured = [n for n in self.before.nodes if n.op != "output"]
+        drawn = json.loads(self._optimization.graphs())
+        for node in (*drawn["before"], *drawn["after"]):
+            origin = node.pop("origin")
+            if not node["name"]:
+                node["name"] = captured[origin].name if origin is not None else node["op"]
+        return drawn
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that compute fused ops, each once."""
+        modules = self.after.owning_module
+        calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
+        return list(dict.fromkeys(c.kernel.name for c in calls if isinstance(c, FusedCall)))
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """What the compilation can do without: its kernels and the rules of its proof."""
+        rules = [("rule", r["rule"]) for r in self.data["rules"]]
+        return [("kernel", name) for name in self.kernels] + rules
+
+    def law(self, kind: str, name: str) -> str:
+        """What is known of a part."""
+        laws = [r["law"] for r in self.data["rules"] if r["rule"] == name]
+        return laws[0] if kind == "rule" and laws else ""
 
     @functools.cached_property
     def data(self) -> dict[str, Any]:
@@ -79,4 +151,6 @@ class GraphReport:
             f"  search    {d['nodes']} nodes, {d['classes']} classes; "
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
+        if self.check is not None:
+            lines.append(f"  verified  {self.check}")
         return "\n".join(lines)

@@ -6,7 +6,7 @@ use hypatia::cost::Target;
 use hypatia::ir::captured::Captured;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
-use hypatia::rules::Numerics;
+use hypatia::rules::{Numerics, soundness};
 use hypatia::{Optimized, Options, report};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -44,6 +44,8 @@ struct PyOptions {
     disabled_rules: Vec<String>,
     ilp_deadline_ms: u64,
     proof: bool,
+    #[serde(default)]
+    planted: Vec<String>,
 }
 
 impl PyOptions {
@@ -52,6 +54,7 @@ impl PyOptions {
             target: Target::named(&self.target)
                 .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
             proof: self.proof,
+            planted: self.planted.clone(),
             ..Options::default()
         };
         options.limits.nodes = self.node_limit;
@@ -90,6 +93,11 @@ impl Optimization {
     /// What was done, as JSON.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
         guarded(py, || json(&self.optimized.report()))
+    }
+
+    /// The programs in and out as lists of nodes, as JSON.
+    fn graphs(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || json(&self.optimized.graphs()))
     }
 
     /// The proof step by step, as JSON.
@@ -147,6 +155,35 @@ fn rules() -> PyResult<String> {
     json(&report::rule_docs())
 }
 
+/// Tries every rule on random programs, on all cores; what was seen of each, as JSON.
+#[pyfunction]
+fn check_rules(py: Python<'_>, seed: u64) -> PyResult<String> {
+    guarded(py, || {
+        let seen = soundness::reports(hypatia::rules::rules(), seed);
+        let checked: Vec<Checked> = seen.iter().map(Checked::of).collect();
+        json(&checked)
+    })
+}
+
+/// What the soundness walk saw of a rule.
+#[derive(Serialize)]
+struct Checked {
+    rule: &'static str,
+    /// Programs on which it fired and was compared.
+    fired: usize,
+    failure: Option<String>,
+}
+
+impl Checked {
+    fn of(report: &soundness::Report) -> Checked {
+        Checked {
+            rule: report.rule,
+            fired: report.fired.values().sum(),
+            failure: report.findings.first().map(|f| format!("{:?}: {}", f.kind, f.detail)),
+        }
+    }
+}
+
 /// Names of the targets that the cost model knows.
 #[pyfunction]
 fn targets() -> Vec<String> {
@@ -162,6 +199,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;
     m.add_function(wrap_pyfunction!(rules, m)?)?;
+    m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
     Ok(())
 }

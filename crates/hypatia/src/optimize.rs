@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::extract;
 use crate::ir::node::{Node, Op};
 use crate::ir::program::Program;
+use crate::rules::faults::planted;
 use crate::rules::{Rule, rules};
 use crate::ty::Ty;
 
@@ -31,6 +32,8 @@ pub struct Options {
     pub extract: extract::Options,
     /// Whether to keep the proof.
     pub proof: bool,
+    /// Wrong rules to use, by name, for tests of what comes after.
+    pub planted: Vec<String>,
 }
 
 impl Default for Options {
@@ -42,6 +45,7 @@ impl Default for Options {
             limits: Limits::default(),
             extract: extract::Options::default(),
             proof: true,
+            planted: vec![],
         }
     }
 }
@@ -90,7 +94,15 @@ pub struct Optimized {
 
 /// Finds the cheapest equal program.
 pub fn optimize(program: &Program, options: &Options) -> Result<Optimized> {
-    optimize_with(program, options, &rules().iter().collect::<Vec<_>>())
+    let wanted = |r: &&Rule| options.planted.iter().any(|n| n == r.name);
+    optimize_with(
+        program,
+        options,
+        &rules()
+            .iter()
+            .chain(planted().iter().filter(wanted))
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Finds the cheapest equal program under the given rules.

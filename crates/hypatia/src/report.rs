@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cost;
+use crate::cost::{self, Target};
 use crate::error::Result;
 use crate::extract::Method;
 use crate::ir::node::Op;
@@ -12,6 +12,7 @@ use crate::ir::program::Program;
 use crate::ir::text;
 use crate::ops::{Meaning, table};
 use crate::optimize::{Optimized, Times};
+use crate::rules::faults::planted;
 use crate::rules::{Numerics, Phase, rules};
 use crate::ty::Ty;
 
@@ -39,6 +40,41 @@ pub struct StepText {
     pub before: String,
     /// After.
     pub after: String,
+}
+
+/// A node of a program, for drawing.
+#[derive(Debug, Clone, Serialize)]
+pub struct Drawn {
+    /// Unique in its program; operands have smaller ones.
+    pub id: usize,
+    /// The op, or what torch calls.
+    pub op: String,
+    /// Name of an input or of an opaque call in the captured graph.
+    pub name: String,
+    /// Operands that are values.
+    pub inputs: Vec<usize>,
+    /// Operands that are known at compile time.
+    pub attrs: Vec<String>,
+    /// Type of the value.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Microseconds of the cost model; zero for what is computed once.
+    pub cost: f64,
+    /// Made of frozen weights only: computed once.
+    pub folded: bool,
+    /// input, weight, op, fused, opaque or result.
+    pub kind: &'static str,
+    /// The captured record that has the same value.
+    pub origin: Option<u32>,
+}
+
+/// The programs in and out, for drawing.
+#[derive(Debug, Clone, Serialize)]
+pub struct Graphs {
+    /// In.
+    pub before: Vec<Drawn>,
+    /// Out.
+    pub after: Vec<Drawn>,
 }
 
 /// The report of a compilation.
@@ -80,7 +116,7 @@ impl Optimized {
     /// What was done.
     pub fn report(&self) -> Report {
         let used = self.proof.as_ref().map(|p| p.rules()).unwrap_or_default();
-        let lookup = |name: &str| rules().iter().find(|r| r.name == name);
+        let lookup = |name: &str| rules().iter().chain(planted()).find(|r| r.name == name);
         Report {
             target: self.target.clone(),
             cost_before: self.cost_before,
@@ -139,30 +175,96 @@ impl Optimized {
             .collect()
     }
 
-    /// Cost of each node of the program out, in microseconds; zero for what is computed once.
-    pub fn node_costs(&self, target: &cost::Target) -> Vec<f64> {
-        let hint = |s: &str| self.output.leaves.hint(s);
-        (0..self.output.nodes().len())
-            .map(|i| {
-                let node = self.output.node(i.into());
-                if self.weights[i] {
-                    return 0.0;
-                }
-                let types: Vec<Ty> = node.children.iter().map(|c| self.output.ty(*c).clone()).collect();
-                let out = self.output.ty(i.into());
-                match &node.op {
-                    Op::Row(op) => target.time(&cost::work(*op, &types, out, &hint)),
-                    Op::Opaque(_) => target.time(&cost::opaque_work(&types, out, &hint)),
-                    _ => 0.0,
-                }
-            })
-            .collect()
+    /// Both programs as lists of nodes, for drawing.
+    pub fn graphs(&self) -> Graphs {
+        let target = Target::named(&self.target);
+        Graphs {
+            before: drawn(&self.input, &weights_of(&self.input), target.as_ref()),
+            after: drawn(&self.output, &self.weights, target.as_ref()),
+        }
     }
 
     /// Both programs as text.
     pub fn texts(&self) -> (String, String) {
         (text::print(&self.input), text::print(&self.output))
     }
+}
+
+/// Which nodes are made of frozen weights only.
+fn weights_of(program: &Program) -> Vec<bool> {
+    let mut weights: Vec<bool> = vec![];
+    for i in 0..program.nodes().len() {
+        let node = program.node(i.into());
+        let mut operands = node.children.iter().filter(|c| !is_attr(program, **c)).peekable();
+        weights.push(match &node.op {
+            Op::Input(n) => program.leaves.inputs.get(*n as usize).is_some_and(|i| i.weight),
+            Op::Row(_) => operands.peek().is_some() && operands.all(|c| weights[usize::from(*c)]),
+            _ => false,
+        });
+    }
+    weights
+}
+
+fn is_attr(program: &Program, id: egg::Id) -> bool {
+    matches!(program.node(id).op, Op::Attr(_))
+}
+
+fn drawn(program: &Program, weights: &[bool], target: Option<&Target>) -> Vec<Drawn> {
+    let hint = |s: &str| program.leaves.hint(s);
+    let mut nodes: Vec<Drawn> = vec![];
+    for id in program.reachable() {
+        let node = program.node(id);
+        let types: Vec<Ty> = node.children.iter().map(|c| program.ty(*c).clone()).collect();
+        let out = program.ty(id);
+        let folded = weights[usize::from(id)];
+        let (kind, op, name, work) = match &node.op {
+            Op::Attr(_) => continue,
+            Op::Input(i) => {
+                let input = &program.leaves.inputs[*i as usize];
+                (
+                    if input.weight { "weight" } else { "input" },
+                    "input",
+                    input.name.clone(),
+                    None,
+                )
+            }
+            Op::Opaque(i) => {
+                let call = program.leaves.opaques.get(i);
+                let name = call.map_or(String::new(), |c| c.name.clone());
+                let target = call.map_or("opaque", |c| c.target.as_str());
+                ("opaque", target, name, Some(cost::opaque_work(&types, out, &hint)))
+            }
+            Op::Row(op) => {
+                let row = table().row(*op);
+                let kind = match (row.name, &row.meaning) {
+                    ("tuple", _) => "result",
+                    (_, Meaning::Defined(_)) => "fused",
+                    _ => "op",
+                };
+                (kind, row.name, String::new(), Some(cost::work(*op, &types, out, &hint)))
+            }
+        };
+        let cost = match (work, target) {
+            (Some(work), Some(target)) if !folded && kind != "result" => target.time(&work),
+            _ => 0.0,
+        };
+        let (attrs, inputs): (Vec<egg::Id>, Vec<egg::Id>) =
+            node.children.iter().copied().partition(|c| is_attr(program, *c));
+        nodes.push(Drawn {
+            id: usize::from(id),
+            op: op.to_string(),
+            name,
+            inputs: inputs.into_iter().map(usize::from).collect(),
+            attrs: attrs.into_iter().map(|c| program.ty(c).to_string()).collect(),
+            ty: out.to_string(),
+            cost,
+            folded: folded && !matches!(node.op, Op::Input(_)),
+            kind,
+            origin: program.origin.get(&id).copied(),
+        });
+    }
+    nodes.sort_by_key(|n| n.id);
+    nodes
 }
 
 fn count(program: &Program) -> BTreeMap<String, usize> {

@@ -3,6 +3,7 @@
 //! A rule fires only when both sides provably have the same type, so type rules are guards
 //! too. `(add~ a b)` on a left side stands for both orders of the operands.
 
+pub mod faults;
 pub mod guards;
 pub mod pattern;
 pub mod soundness;

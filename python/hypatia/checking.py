@@ -1,0 +1,305 @@
+"""Whether a compiled graph computes what the original does: float64 is the yardstick, eager's own
+error the measure.
+
+A result passes when it is eager's bit for bit, or when its error to float64 is at most twice
+eager's plus a few roundings and, in fp32, it is within 1e-5 of eager's, scaled by its magnitude.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .yardstick import RandomState, Script, Stream
+
+FACTOR = 2.0
+"""How many times eager's own error a result may have."""
+
+ULPS = 4.0
+"""Roundings of the largest value, and of the inputs, that are forgiven on top."""
+
+UNREFERENCED_ULPS = 64.0
+"""The same where there is nothing wider to judge by: results in float64, or no memory for it."""
+
+TO_EAGER = 1e-5
+"""How far from eager an fp32 result may be, as a share of the largest value, or of one."""
+
+FLIPS = 1e-4
+"""Share of the elements of an integer or boolean result that rounding may flip."""
+
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass
+class Result:
+    """One result that is not eager's bit for bit."""
+
+    name: str
+    type: str
+    error: float
+    eager_error: float
+    to_eager: float
+    scale: float
+    allowed: float
+    ok: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} {self.type}: error {self.error:.2g} to float64, eager's {self.eager_error:.2g}, "
+            f"allowed {self.allowed:.2g}; {self.to_eager:.2g} to eager"
+        )
+
+
+@dataclasses.dataclass
+class Comparison:
+    """What comparing one run with eager showed."""
+
+    equal: int = 0
+    results: list[Result] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every result passes."""
+        return all(r.ok for r in self.results)
+
+    @property
+    def worst(self) -> Result | None:
+        """The result that is furthest beyond what is allowed."""
+        wrong = [r for r in self.results if not r.ok]
+        return max(wrong, key=lambda r: r.error / (r.allowed or 1e-300), default=None)
+
+
+class Comparer:
+    """Compares runs of compiled forms of one graph, on one set of inputs, with the original."""
+
+    def __init__(
+        self, gm: fx.GraphModule, inputs: dict[fx.Node, Any], random: RandomState, memory: float
+    ) -> None:
+        self.gm = gm
+        self.inputs = inputs
+        self.random = random
+        self.memory = memory
+        self.whole = Script(gm)
+
+    def compare(self, values: dict[fx.Node, Any]) -> Comparison:
+        """Compares results, given by the nodes of the original that they stand for."""
+        comparison = Comparison()
+        differing: list[fx.Node] = []
+        for node, eager in Stream(self.whole, self.inputs, self.random):
+            if isinstance(eager, torch.Tensor) and not _same_kind(eager, values[node]):
+                comparison.results.append(_wrong_kind(node, eager, values[node]))
+            elif same(eager, values[node]):
+                comparison.equal += 1
+            else:
+                differing.append(node)
+        if differing:
+            self._measure(values, differing, comparison)
+        return comparison
+
+    def _measure(
+        self, values: dict[fx.Node, Any], differing: Sequence[fx.Node], comparison: Comparison
+    ) -> None:
+        script = Script(self.gm, set(differing))
+        eager = Stream(script, self.inputs, self.random)
+        needs = wide_bytes(script)
+        if needs > self.memory:
+            comparison.notes.append(
+                f"compared with eager alone: float64 would take {needs / 2**30:.1f} GiB "
+                f"of the {self.memory / 2**30:.1f} GiB allowed"
+            )
+            for node, theirs in eager:
+                comparison.results.append(_judge(node, values[node], theirs, None))
+            return
+        wide = Stream(script, self.inputs, self.random, wide=True)
+        for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
+            comparison.results.append(_judge(node, values[node], theirs, exact))
+        if script.narrowed:
+            comparison.notes.append("not in float64: " + ", ".join(sorted(script.narrowed)))
+        if not comparison.ok:
+            self._second_look(values, comparison)
+
+    def _second_look(self, values: dict[fx.Node, Any], comparison: Comparison) -> None:
+        """A result whose float64 value moves as much under half a rounding of the inputs is not wrong,
+        and eager that disagrees with itself says nothing."""
+        wrong = {r.name: r for r in comparison.results if not r.ok}
+        nodes = {n for n in self.whole.results + self.whole.changed if n.name in wrong}
+        script = Script(self.gm, nodes)
+        runs = (
+            Stream(script, self.inputs, self.random),
+            Stream(script, self.inputs, self.random),
+            Stream(script, self.inputs, self.random, wide=True),
+            Stream(script, self.inputs, self.random, wide=True, nudge=True),
+        )
+        for (node, once), (_, again), (_, exact), (_, moved) in zip(*runs, strict=True):
+            result = wrong[node.name]
+            if not isinstance(once, torch.Tensor):
+                continue
+            if not same(once, again):
+                result.ok = True
+                comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
+                continue
+            shift = max((e for e, _ in _differences(moved, exact)), default=0.0)
+            limit = _limit(values[node], result.scale)
+            result.allowed += ULPS * shift
+            result.ok = result.error <= result.allowed and result.to_eager <= limit
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two values are equal bit for bit, but for the signs of zeros and the kinds of NaN."""
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return type(left) is type(right) and bool(left == right)
+    if left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
+        return True
+    if left.is_floating_point() or left.is_complex():
+        for a, b in zip(_chunks(left), _chunks(right), strict=True):
+            if not torch.equal(a, b) and not ((a == b) | ((a != a) & (b != b))).all():
+                return False
+        return True
+    return torch.equal(left, right)
+
+
+def wide_bytes(script: Script) -> float:
+    """Bytes that the live values of a script take in float64, at most, beside eager's own."""
+    live: dict[fx.Node, float] = {}
+    peak = 0.0
+    for step in script.steps:
+        for node in (step.node, *step.node.all_input_nodes):
+            live.setdefault(node, _bytes(node))
+        peak = max(peak, sum(live.values()))
+        for node in step.drops:
+            live.pop(node, None)
+    return peak
+
+
+def _bytes(node: fx.Node) -> float:
+    values = node.meta.get("val")
+    values = values if isinstance(values, (list, tuple)) else [values]
+    total = 0.0
+    for value in values:
+        if isinstance(value, torch.Tensor) and not value._is_view():
+            size = 1.0
+            for n in value.shape:
+                size *= n if isinstance(n, int) else (n.node.hint or 1)
+            wide = value.is_floating_point() or value.is_complex()
+            total += size * (value.element_size() + (8 if wide else 0))
+    return total
+
+
+def _same_kind(eager: torch.Tensor, mine: Any) -> bool:
+    return (
+        isinstance(mine, torch.Tensor)
+        and (mine.shape, mine.dtype, mine.device) == (eager.shape, eager.dtype, eager.device)
+        and mine.layout == eager.layout
+    )
+
+
+def _type_text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{where}"
+
+
+def _wrong_kind(node: fx.Node, eager: Any, mine: Any) -> Result:
+    inf = float("inf")
+    kind = f"{_type_text(mine)} instead of {_type_text(eager)}"
+    return Result(node.name, kind, inf, 0.0, inf, 0.0, 0.0, False)
+
+
+def _judge(node: fx.Node, mine: Any, eager: Any, exact: Any) -> Result:
+    if not isinstance(mine, torch.Tensor):
+        return _wrong_kind(node, eager, mine)
+    kind = _type_text(eager)
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return _judge_whole(node.name, kind, mine, eager, exact)
+    if exact is None or eager.dtype in (torch.float64, torch.complex128):
+        exact, ulps = eager, UNREFERENCED_ULPS
+    else:
+        ulps = ULPS
+    error = own = direct = scale = 0.0
+    pieces = zip(
+        _differences(mine, exact), _differences(eager, exact), _differences(mine, eager), strict=True
+    )
+    for (e, s), (o, _), (d, _) in pieces:
+        error, own, direct, scale = max(error, e), max(own, o), max(direct, d), max(scale, s)
+    own_finite = own if own < float("inf") else 0.0
+    allowed = FACTOR * own_finite + ulps * _eps(mine) * scale
+    ok = error <= allowed and direct <= _limit(mine, scale)
+    if not ok and own == float("inf"):
+        # Eager overflowed where float64 does not; its infinities are no measure, but its finite values are.
+        ok = all(
+            ((a == b) | (a != a) & (b != b) | ((a - c).abs() <= allowed)).all()
+            for a, b, c in zip(_wide(mine), _wide(eager), _wide(exact), strict=True)
+        )
+    return Result(node.name, kind, error, own, direct, scale, allowed, bool(ok))
+
+
+def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, exact: Any) -> Result:
+    """Integers and booleans: a comparison of floats may flip where rounding decides."""
+    reference = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
+    wrong = float((mine != reference).sum())
+    own = float((eager != reference).sum())
+    direct = float((mine != eager).sum())
+    allowed = FACTOR * own + float(int(FLIPS * mine.numel()))
+    return Result(name, kind, wrong, own, direct, float(mine.numel()), allowed, wrong <= allowed)
+
+
+def _limit(mine: torch.Tensor, scale: float) -> float:
+    return TO_EAGER * max(1.0, scale) if mine.dtype is torch.float32 else float("inf")
+
+
+def _eps(value: torch.Tensor) -> float:
+    return torch.finfo(value.dtype).eps
+
+
+def _chunks(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    plain = value.detach()
+    if plain.is_quantized:
+        plain = plain.dequantize()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    plain = plain.resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return iter(plain.reshape(-1).split(_CHUNK))
+
+
+def _wide(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (c.double() for c in _chunks(value))
+
+
+def _differences(mine: torch.Tensor, target: torch.Tensor) -> Iterator[tuple[float, float]]:
+    """Largest difference and largest finite value of the target, chunk by chunk."""
+    for a, b in zip(_wide(mine), _wide(target), strict=True):
+        if not a.numel():
+            yield 0.0, 0.0
+            continue
+        difference = (a - b).abs_()
+        worst = float(difference.max())
+        scale = float(b.abs().max())
+        if not (worst < float("inf") and scale < float("inf")):
+            equal = (a == b) | ((a != a) & (b != b))
+            difference = difference.masked_fill_(equal, 0.0).nan_to_num_(nan=float("inf"))
+            worst = float(difference.max())
+            scale = float(b.abs().nan_to_num_(0.0, 0.0, 0.0).max())
+        yield worst, scale
+
+
+def memory_allowed(values: Iterable[Any], share: float = 0.5) -> float:
+    """Bytes that a check may take: a share of what is free where the values are."""
+    device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    if device is not None:
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return share * (free + held)
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return share * 1024 * float(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 8 * 2.0**30

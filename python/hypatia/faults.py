@@ -1,0 +1,68 @@
+"""Faults to plant, so that tests can see them being found. Nothing here is used otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+
+from . import kernels
+
+planted_rules: list[str] = []
+"""Names of the wrong rules that compilations use now."""
+
+
+@contextlib.contextmanager
+def wrong_rule(name: str = "planted-relu-lost") -> Iterator[str]:
+    """Compilations inside use a wrong rule: planted-relu-lost, planted-bias-lost or planted-scale-lost."""
+    planted_rules.append(name)
+    try:
+        yield name
+    finally:
+        planted_rules.remove(name)
+
+
+def wrong_kernel(op: str | None = None, factor: float = 1.01) -> contextlib.AbstractContextManager[str]:
+    """Compilations inside compute a fused op (none given: every one) by a kernel that is off by a factor."""
+
+    def run(body: fx.GraphModule, *operands: torch.Tensor) -> torch.Tensor:
+        return body(*operands) * factor
+
+    return _planted("planted-wrong-kernel", op, run)
+
+
+def failing_kernel(op: str | None = None) -> contextlib.AbstractContextManager[str]:
+    """Compilations inside compute a fused op by a kernel that raises an error."""
+
+    def run(body: fx.GraphModule, *operands: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("planted failure of a kernel")
+
+    return _planted("planted-failing-kernel", op, run)
+
+
+def scribbling_kernel(op: str | None = None) -> contextlib.AbstractContextManager[str]:
+    """Compilations inside compute a fused op rightly, and then write into its first operand."""
+
+    def run(body: fx.GraphModule, *operands: torch.Tensor) -> torch.Tensor:
+        result = body(*operands)
+        operands[0].data.view(-1)[:1] += 1
+        return result
+
+    return _planted("planted-scribbling-kernel", op, run)
+
+
+@contextlib.contextmanager
+def _planted(name: str, op: str | None, run: Callable[..., torch.Tensor]) -> Iterator[str]:
+    kernel = kernels.Kernel(
+        name,
+        lambda asked, _: op is None or asked == op,
+        lambda body: functools.partial(run, body),
+    )
+    kernels.add(kernel)
+    try:
+        yield name
+    finally:
+        kernels.remove(kernel)
