@@ -25,9 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
 import torch
+import verifying
 from common import (
     CORE,
     ROOT,
@@ -46,12 +45,12 @@ from models import TENSAT, Workload, bert
 from rich.console import Console
 from rich.table import Table
 
-import zoo
 from hypatia import pipeline
 from hypatia.options import Options
+from hypatia.workloads import NINE_MLPS
 
 LAYERS = (1, 2, 4, 12, 24, 48)
-SECTIONS = ("tensat", "bert", "mlp", "first-call")
+SECTIONS = ("tensat", "bert", "mlp", "verify", "first-call")
 FIRST_CALL_MODEL = "tiny_b64"
 LIMITS = {"bert-12": 100.0, "bert-48": 500.0}
 MLP_LIMIT = 5.0
@@ -59,7 +58,7 @@ FIRST_CALL_LIMIT = 0.5
 
 BERTS = [bert(n) for n in LAYERS] + [bert(n, written_out=True) for n in (1, 12, 48)]
 GROWTH = (("bert-1", "bert-48", 48), ("bert-1-softmax", "bert-48-softmax", 48))
-MLPS = [Workload(s.name, s.build, ((s.batch, s.features),)) for s in zoo.NINE_MLPS]
+MLPS = [Workload(s.name, s.build, ((s.batch, s.features),)) for s in NINE_MLPS]
 GRAPHS = {w.name: w for w in [*(w for w, _ in TENSAT), *BERTS, *MLPS]}
 
 
@@ -203,6 +202,24 @@ class Benchmark:
         if rows:
             self.results[section] = [row.data() for row in rows]
 
+    def verify(self) -> None:
+        """What the check of the first call adds to it."""
+        if not self.wanted("verify", "verify"):
+            return
+        table = _table("verification: ms that the first call takes longer")
+        _columns(table, "model,eager call,in float64,added,at worst,allowed,at worst of allowed,status")
+        rows = []
+        for name, model, inputs, training in verifying.cases(self.quick):
+            with self.console.status(f"verification: {name}"):
+                cost = verifying.measure(name, model, inputs, training, self.repeats)
+            numbers = (cost.eager, cost.float64, cost.added, cost.added_at_worst, cost.allowed)
+            share = f"{cost.added_at_worst / cost.allowed:.2f}x"
+            table.add_row(name, *(f"{n:.2f}" for n in numbers), share, cost.status)
+            self.gates.append(Gate(f"verification of {name}", cost.added_at_worst, cost.allowed, "ms"))
+            rows.append(cost.data())
+        self.show(table)
+        self.results["verification"] = rows
+
     def first_call(self) -> None:
         """The first call of a compiled MLP, each in a fresh process."""
         if not self.wanted("first-call", "first-call"):
@@ -333,6 +350,7 @@ def main() -> int:
         benchmark.tensat,
         benchmark.bert,
         benchmark.mlp,
+        benchmark.verify,
         benchmark.first_call,
     ]
     for section in sections:

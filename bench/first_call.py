@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
 import torch._dynamo
@@ -34,7 +31,7 @@ def nothing() -> Any:
 
 def first_call(backend: str, name: str, *, train: bool) -> dict[str, float]:
     """Seconds of the first call, what the backend imports included, and of the second."""
-    from zoo import NINE_MLPS
+    from hypatia.workloads import NINE_MLPS
 
     (shape,) = [s for s in NINE_MLPS if s.name == name]
     torch.manual_seed(0)

@@ -6,7 +6,6 @@ the aten graphs that `torch.compile` gives a backend and so larger: batch norms,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from hypatia.workloads import BertLayer
 
 
 @dataclass(frozen=True)
@@ -93,31 +94,6 @@ class AttentionStack(nn.Module):
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """By heads; the sequence is as long as a head is wide, and TENSAT leaves the keys untransposed."""
         return x.reshape(x.shape[0], self.heads, -1).transpose(0, 1)
-
-
-class BertLayer(nn.Module):
-    """A post-norm layer: separate query, key and value, GELU by erf."""
-
-    def __init__(self, width: int, heads: int, inner: int, written_out: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.written_out = written_out
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value)
-        )
-        mixed = self.attend(q, k, v).transpose(1, 2).flatten(2)
-        x = self.norm1(x + self.out(mixed))
-        return self.norm2(x + self.down(F.gelu(self.up(x))))
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if not self.written_out:
-            return F.scaled_dot_product_attention(q, k, v)
-        return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), -1) @ v
 
 
 def bert(

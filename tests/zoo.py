@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+
+from hypatia.workloads import NINE_MLPS, MLPShape
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 
@@ -83,42 +84,6 @@ def image(size: int, *, batch: int = 4, channels: int = 3) -> Callable[[], Input
 
 def tokens(length: int = 12, *, batch: int = 2, vocabulary: int = 97) -> torch.Tensor:
     return torch.randint(2, vocabulary, (batch, length))
-
-
-@dataclass(frozen=True)
-class MLPShape:
-    """Linear, ReLU, then `depth - 1` times Linear, ReLU at the hidden width, then a last Linear."""
-
-    name: str
-    features: int
-    hidden: int
-    depth: int
-    classes: int
-    batch: int
-
-    def build(self) -> nn.Sequential:
-        widths = [self.features] + [self.hidden] * self.depth
-        layers: list[nn.Module] = []
-        for wide, narrow in pairwise(widths):
-            layers += [nn.Linear(wide, narrow), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(self.hidden, self.classes))
-
-    def inputs(self) -> Inputs:
-        return (torch.randn(self.batch, self.features),)
-
-
-NINE_MLPS = [
-    MLPShape("tiny_b64", 784, 256, 2, 10, 64),
-    MLPShape("tiny_b256", 784, 256, 2, 10, 256),
-    MLPShape("small3", 512, 512, 3, 128, 128),
-    MLPShape("medium3", 784, 512, 3, 128, 256),
-    MLPShape("medium4", 1024, 512, 4, 256, 256),
-    MLPShape("large4", 784, 2048, 4, 1000, 512),
-    MLPShape("large4_b1024", 784, 2048, 4, 1000, 1024),
-    MLPShape("xlarge4", 2048, 2048, 4, 1000, 1024),
-    MLPShape("xlarge6", 1024, 4096, 6, 1000, 512),
-]
-"""The configurations that every benchmark of this project reports."""
 
 
 def _enter_mlps() -> None:

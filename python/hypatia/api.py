@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
+from .culprit import Part
+from .guard import Guard
 from .options import Options
 from .pipeline import optimize_graph
+from .report import GraphReport
 
 
 def optimize(
@@ -35,14 +39,32 @@ def optimize(
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
-    result, report = optimize_graph(
-        gm, parsed, "inference" if freeze else "training", weights, autograd=not freeze
-    )
+    kind = "inference" if freeze else "training"
+
+    def compiled(without: frozenset[Part] = frozenset()) -> tuple[fx.GraphModule, GraphReport | None]:
+        return optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
+
+    result, report = compiled()
+    if report is not None and parsed.checksum_mode != "off":
+        guard = Guard(gm, result, report, parsed.checksum_mode, compiled, _interpreted, training=not freeze)
+        with torch.set_grad_enabled(not freeze):
+            guard.first_call(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
+        result = guard.kept
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
     result.training = model.training
     result.meta["hypatia"] = report
     return result
+
+
+def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Runs a graph on flat inputs, whatever calling convention it has."""
+
+    def forward(args: list[Any]) -> Any:
+        results = fx.Interpreter(gm).run(*args, enable_io_processing=False)
+        return pytree.tree_leaves(results)
+
+    return forward
 
 
 def _changed(gm: fx.GraphModule) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-from .guard import Guard, Part
+from .culprit import Part
+from .guard import Guard
 from .options import Options
 from .pipeline import compile_count, optimize_graph
 from .report import GraphReport
@@ -88,10 +88,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Opti
         return boxed(optimized)
 
     def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
-        rules = tuple(name for part, name in without if part == "rule")
-        fewer = dataclasses.replace(options, disabled_rules=(*options.disabled_rules, *sorted(rules)))
-        kernels = {name for part, name in without if part == "kernel"}
-        return optimize_graph(gm, fewer, kind, weights, disabled_kernels=kernels)
+        return optimize_graph(gm, options, kind, weights, without=without)
 
     guard = Guard(gm, optimized, report, mode, recompile, _runnable)
     return _boxed(lambda args: guard.forward(args), optimized)

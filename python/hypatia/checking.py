@@ -8,7 +8,7 @@ eager's plus a few roundings and, in fp32, it is within 1e-5 of eager's, scaled 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,11 @@ TO_EAGER = 1e-5
 FLIPS = 1e-4
 """Share of the elements of an integer or boolean result that rounding may flip."""
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 17
+"""Elements compared at a time: in float64 they stay in a cache."""
+
+_HELD = 1 / 16
+"""Share of the memory allowed in which eager's results may wait for float64's."""
 
 
 @dataclasses.dataclass
@@ -89,23 +93,28 @@ class Comparer:
     def compare(self, values: dict[fx.Node, Any]) -> Comparison:
         """Compares results, given by the nodes of the original that they stand for."""
         comparison = Comparison()
-        differing: list[fx.Node] = []
+        differing: dict[fx.Node, Any] = {}
+        room = _HELD * self.memory
         for node, eager in Stream(self.whole, self.inputs, self.random):
             if isinstance(eager, torch.Tensor) and not _same_kind(eager, values[node]):
-                comparison.results.append(_wrong_kind(node, eager, values[node]))
+                comparison.results.append(_wrong_kind(node.name, eager, values[node]))
             elif same(eager, values[node]):
                 comparison.equal += 1
             else:
-                differing.append(node)
+                differing[node] = eager
+                room -= eager.nbytes if isinstance(eager, torch.Tensor) else 0
+                if room < 0:
+                    differing = dict.fromkeys(differing)
         if differing:
-            self._measure(values, differing, comparison)
+            self._measure(values, differing, comparison, held=room >= 0)
         return comparison
 
     def _measure(
-        self, values: dict[fx.Node, Any], differing: Sequence[fx.Node], comparison: Comparison
+        self, values: dict[fx.Node, Any], differing: dict[fx.Node, Any], comparison: Comparison, *, held: bool
     ) -> None:
         script = Script(self.gm, set(differing))
-        eager = Stream(script, self.inputs, self.random)
+        # Eager's results were kept if there was room; else they are computed again, one at a time.
+        eager = differing.items() if held else Stream(script, self.inputs, self.random)
         needs = wide_bytes(script)
         if needs > self.memory:
             comparison.notes.append(
@@ -113,11 +122,11 @@ class Comparer:
                 f"of the {self.memory / 2**30:.1f} GiB allowed"
             )
             for node, theirs in eager:
-                comparison.results.append(_judge(node, values[node], theirs, None))
+                comparison.results.append(judge(node.name, values[node], theirs, None))
             return
         wide = Stream(script, self.inputs, self.random, wide=True)
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
-            comparison.results.append(_judge(node, values[node], theirs, exact))
+            comparison.results.append(judge(node.name, values[node], theirs, exact))
         if script.narrowed:
             comparison.notes.append("not in float64: " + ", ".join(sorted(script.narrowed)))
         if not comparison.ok:
@@ -143,10 +152,48 @@ class Comparer:
                 result.ok = True
                 comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
                 continue
-            shift = max((e for e, _ in _differences(moved, exact)), default=0.0)
+            shift = max((d[0] for d in _distances(moved, exact, exact)), default=0.0)
             limit = _limit(values[node], result.scale)
             result.allowed += ULPS * shift
             result.ok = result.error <= result.allowed and result.to_eager <= limit
+
+    def compare_gradients(self, values: dict[fx.Node, Any], comparison: Comparison) -> None:
+        """Compares the gradients of the inputs, for results that were computed with gradients on."""
+        leaves = {
+            n: v
+            for n, v in self.inputs.items()
+            if isinstance(v, torch.Tensor) and v.is_leaf and v.requires_grad
+        }
+        with torch.enable_grad():
+            mine = gradients(values.values(), leaves.values())
+            theirs, exact = (
+                gradients(
+                    dict(Stream(self.whole, self.inputs, self.random, wide=wide)).values(), leaves.values()
+                )
+                for wide in (False, True)
+            )
+        for node, ours, eager, truth in zip(leaves, mine, theirs, exact, strict=True):
+            name = f"gradient of {node.name}"
+            if (ours is None) != (eager is None):
+                comparison.results.append(_wrong_kind(name, eager, ours))
+            elif ours is None or same(eager, ours):
+                comparison.equal += 1
+            else:
+                comparison.results.append(judge(name, ours, eager, truth))
+
+
+def gradients(results: Iterable[Any], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients of a weighted sum of results; the weights are the same in every precision."""
+    dice = torch.Generator().manual_seed(0)
+    total: Any = 0.0
+    for result in results:
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+            weights = torch.randint(1, 17, result.shape, generator=dice).to(result) / 16
+            total = total + (result * weights).sum().double()
+    wanted = list(leaves)
+    if not isinstance(total, torch.Tensor) or not wanted:
+        return [None] * len(wanted)
+    return list(torch.autograd.grad(total, wanted, allow_unused=True))
 
 
 def same(left: Any, right: Any) -> bool:
@@ -157,7 +204,7 @@ def same(left: Any, right: Any) -> bool:
         return True
     if left.is_floating_point() or left.is_complex():
         for a, b in zip(_chunks(left), _chunks(right), strict=True):
-            if not torch.equal(a, b) and not ((a == b) | ((a != a) & (b != b))).all():
+            if not torch.equal(a, b) and not _equal(a, b).all():
                 return False
         return True
     return torch.equal(left, right)
@@ -198,45 +245,44 @@ def _same_kind(eager: torch.Tensor, mine: Any) -> bool:
     )
 
 
-def _type_text(value: Any) -> str:
+def type_text(value: Any) -> str:
+    """Dtype and shape of a value: float32[64, 10]."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     where = "" if value.device.type == "cpu" else f" on {value.device}"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{where}"
 
 
-def _wrong_kind(node: fx.Node, eager: Any, mine: Any) -> Result:
+def _wrong_kind(name: str, eager: Any, mine: Any) -> Result:
     inf = float("inf")
-    kind = f"{_type_text(mine)} instead of {_type_text(eager)}"
-    return Result(node.name, kind, inf, 0.0, inf, 0.0, 0.0, False)
+    kind = f"{type_text(mine)} instead of {type_text(eager)}"
+    return Result(name, kind, inf, 0.0, inf, 0.0, 0.0, False)
 
 
-def _judge(node: fx.Node, mine: Any, eager: Any, exact: Any) -> Result:
+def judge(name: str, mine: Any, eager: Any, exact: Any) -> Result:
+    """How good a result is beside eager's; without a float64 value, eager's is the reference."""
     if not isinstance(mine, torch.Tensor):
-        return _wrong_kind(node, eager, mine)
-    kind = _type_text(eager)
+        return _wrong_kind(name, eager, mine)
+    kind = type_text(eager)
     if not (mine.is_floating_point() or mine.is_complex()):
-        return _judge_whole(node.name, kind, mine, eager, exact)
+        return _judge_whole(name, kind, mine, eager, exact)
     if exact is None or eager.dtype in (torch.float64, torch.complex128):
         exact, ulps = eager, UNREFERENCED_ULPS
     else:
         ulps = ULPS
     error = own = direct = scale = 0.0
-    pieces = zip(
-        _differences(mine, exact), _differences(eager, exact), _differences(mine, eager), strict=True
-    )
-    for (e, s), (o, _), (d, _) in pieces:
-        error, own, direct, scale = max(error, e), max(own, o), max(direct, d), max(scale, s)
+    for e, o, d, m in _distances(mine, eager, exact):
+        error, own, direct, scale = max(error, e), max(own, o), max(direct, d), max(scale, m)
     own_finite = own if own < float("inf") else 0.0
     allowed = FACTOR * own_finite + ulps * _eps(mine) * scale
     ok = error <= allowed and direct <= _limit(mine, scale)
     if not ok and own == float("inf"):
         # Eager overflowed where float64 does not; its infinities are no measure, but its finite values are.
         ok = all(
-            ((a == b) | (a != a) & (b != b) | ((a - c).abs() <= allowed)).all()
-            for a, b, c in zip(_wide(mine), _wide(eager), _wide(exact), strict=True)
+            (_equal(a, b) | ((a - c).abs() <= allowed)).all()
+            for a, b, c in zip(_chunks(mine), _chunks(eager), _chunks(exact), strict=True)
         )
-    return Result(node.name, kind, error, own, direct, scale, allowed, bool(ok))
+    return Result(name, kind, error, own, direct, scale, allowed, bool(ok))
 
 
 def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, exact: Any) -> Result:
@@ -269,25 +315,38 @@ def _chunks(value: torch.Tensor) -> Iterator[torch.Tensor]:
     return iter(plain.reshape(-1).split(_CHUNK))
 
 
-def _wide(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    return (c.double() for c in _chunks(value))
-
-
-def _differences(mine: torch.Tensor, target: torch.Tensor) -> Iterator[tuple[float, float]]:
-    """Largest difference and largest finite value of the target, chunk by chunk."""
-    for a, b in zip(_wide(mine), _wide(target), strict=True):
+def _distances(
+    mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
+) -> Iterator[tuple[float, float, float, float]]:
+    """Chunk by chunk: largest error, eager's, largest distance to eager, largest finite exact value."""
+    infinite = float("inf")
+    for a, b, c in zip(_chunks(mine), _chunks(eager), _chunks(exact), strict=True):
         if not a.numel():
-            yield 0.0, 0.0
+            yield 0.0, 0.0, 0.0, 0.0
             continue
-        difference = (a - b).abs_()
-        worst = float(difference.max())
-        scale = float(b.abs().max())
-        if not (worst < float("inf") and scale < float("inf")):
-            equal = (a == b) | ((a != a) & (b != b))
-            difference = difference.masked_fill_(equal, 0.0).nan_to_num_(nan=float("inf"))
-            worst = float(difference.max())
-            scale = float(b.abs().nan_to_num_(0.0, 0.0, 0.0).max())
-        yield worst, scale
+        c = c.double()
+        scale = _largest(c)
+        found = tuple(_largest(x) for x in (a - c, b - c, a.double() - b))
+        if not (scale < infinite and all(f < infinite for f in found)):
+            scale = _largest(c.nan_to_num(0.0, 0.0, 0.0))
+            found = tuple(_largest_unequal(x, y) for x, y in ((a, c), (b, c), (a, b)))
+        yield (*found, scale)
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest magnitude; NaN if there is one."""
+    low, high = values.aminmax()
+    return max(abs(float(low)), abs(float(high)))
+
+
+def _largest_unequal(left: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference; equal infinities and NaNs do not differ, other NaNs differ infinitely."""
+    difference = (left.double() - right).abs().masked_fill(_equal(left, right), 0.0)
+    return _largest(difference.nan_to_num(nan=float("inf"), posinf=float("inf")))
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return (left == right) | ((left != left) & (right != right))
 
 
 def memory_allowed(values: Iterable[Any], share: float = 0.5) -> float:

@@ -1,26 +1,29 @@
 """The first call of a compiled graph: it is checked, and what is wrong is rolled back.
 
-The culprit is found by compiling again without halves of the rules of the proof and the kernels, until
-the smallest set is left without which the graph is right. Later calls cost nothing.
+Only the kernel or rule that is to blame is taken out, and the whole graph if there is none. Later calls
+cost nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import pipeline
 from .checking import Comparer, Comparison, memory_allowed
+from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
 from .report import Check, GraphReport, Removed
 from .yardstick import RandomState, changed_inputs, devices_of
@@ -30,10 +33,19 @@ log = logging.getLogger(__name__)
 TRIALS = 40
 """Compilations that the search for a culprit may take."""
 
-Part = tuple[str, str]
-"""A part of a compilation that can be left out: ("rule", name) or ("kernel", name)."""
+ROUNDS = 4
+"""Proofs that are searched for a wrong rule, one after the other."""
 
 Recompile = Callable[[frozenset[Part]], tuple[fx.GraphModule, GraphReport | None]]
+Forward = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass
+class Form:
+    """A form of the graph and how to run it."""
+
+    gm: fx.GraphModule
+    forward: Forward
 
 
 @dataclasses.dataclass
@@ -70,15 +82,19 @@ class Guard:
         report: GraphReport,
         mode: str,
         recompile: Recompile,
-        runnable: Callable[[fx.GraphModule], Callable[[list[Any]], Any]],
+        runnable: Callable[[fx.GraphModule], Forward],
+        *,
+        training: bool = False,
     ) -> None:
         self.original = original
         self.report = report
         self.mode = mode
         self.recompile = recompile
         self.runnable = runnable
-        self.compiled = runnable(compiled)
-        self.forward: Callable[[list[Any]], Any] = self.first_call
+        self.training = training
+        self.compiled = Form(compiled, runnable(compiled))
+        self.kept = compiled
+        self.forward: Forward = self.first_call
         self._lock = threading.RLock()
         self._settled = False
 
@@ -88,50 +104,54 @@ class Guard:
             if self._settled:
                 forward = self.forward
             elif not _checkable(args):
-                forward = self.compiled
+                forward = self.compiled.forward
             else:
                 inputs = list(args)
                 args.clear()
                 return self._first_call(inputs)
         return forward(args)
 
-    def settle(self, forward: Callable[[list[Any]], Any], check: Check) -> None:
+    def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
-        self.forward = forward
+        self.kept = form.gm
+        self.forward = form.forward
         self._settled = True
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled
 
     def _first_call(self, inputs: list[Any]) -> Any:
         start = time.perf_counter()
-        trial = _Trial(self.original, inputs, strict=self.mode == "strict")
+        trial = _Trial(self.original, inputs, strict=self.mode == "strict", training=self.training)
         try:
-            forward, removed, attempt = self._decide(trial)
+            form, removed, attempt = self._decide(trial)
         except BaseException as error:
             trial.random.restore()
             if pipeline.raise_errors or not isinstance(error, Exception):
                 raise
             log.warning("%s graph could not be verified", self.report.kind, exc_info=True)
-            forward = self.runnable(self.original) if self.mode == "strict" else self.compiled
+            form = self._as_captured() if self.mode == "strict" else self.compiled
             removed, attempt = [], Attempt(None, None, f"not verified: {error}")
         if attempt.error is not None:
             # The user's own error: eager raises it too, and says it in its own words.
             trial.random.restore()
             return self.runnable(self.original)(inputs)
-        seconds = time.perf_counter() - start
-        self.settle(forward, trial.summary(self.mode, removed, attempt, seconds))
+        seconds = time.perf_counter() - start - trial.seconds
+        self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not attempt.ok or removed:
             self._warn(removed, trial.first)
         if trial.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.
             trial.random.restore()
-            return forward(inputs)
+            return form.forward(inputs)
         trial.after.restore()
         return attempt.results
 
-    def _decide(self, trial: _Trial) -> tuple[Callable[[list[Any]], Any], list[Removed], Attempt]:
-        attempt = trial.run(self.compiled)
+    def _as_captured(self) -> Form:
+        return Form(self.original, self.runnable(self.original))
+
+    def _decide(self, trial: _Trial) -> tuple[Form, list[Removed], Attempt]:
+        attempt = trial.run(self.compiled.forward)
         if attempt.ok or (attempt.error is not None and trial.eager_fails()):
             return self.compiled, [], attempt
         log.info("%s graph: %s", self.report.kind, attempt)
@@ -139,38 +159,72 @@ class Guard:
             return self.compiled, [], attempt
         return self._rolled_back(trial)
 
-    def _rolled_back(self, trial: _Trial) -> tuple[Callable[[list[Any]], Any], list[Removed], Attempt]:
-        parts = self.report.parts
-        tried: dict[frozenset[Part], tuple[Any, Attempt]] = {}
+    def _rolled_back(self, trial: _Trial) -> tuple[Form, list[Removed], Attempt]:
+        tried: dict[frozenset[Part], tuple[Form, GraphReport, Attempt]] = {}
 
         def works(without: frozenset[Part]) -> bool:
             if without not in tried:
                 if len(tried) >= TRIALS:
                     return False
-                try:
-                    candidate, report = self.recompile(without)
-                except Exception:
-                    log.debug("compiling without %s failed", sorted(without), exc_info=True)
-                    return False
+                candidate, report = self.recompile(without)
                 if report is None:
                     return False
-                forward = self.runnable(candidate)
-                tried[without] = (forward, trial.run(forward))
-            return tried[without][1].ok
+                form = Form(candidate, self.runnable(candidate))
+                tried[without] = (form, report, trial.run(form.forward))
+            return tried[without][2].ok
 
-        if parts and works(frozenset(parts)):
-            culprits = smallest(parts, works)
-            if works(frozenset(culprits)):
-                forward, attempt = tried[frozenset(culprits)]
-                removed = [Removed(kind, name, self.report.law(kind, name)) for kind, name in culprits]
-                return forward, removed, attempt
-        log.debug("no rule or kernel is to blame alone: the graph runs as it was")
-        forward = self.runnable(self.original)
+        removed = (
+            self._halved([p for p in self.report.parts if p[0] == "kernel"], works)
+            or self._from_proof(trial, works, tried)
+            or self._halved(self.report.parts, works)
+        )
+        if removed:
+            form, _, attempt = tried[frozenset((r.kind, r.name) for r in removed)]
+            return form, removed, attempt
+        form = self._as_captured()
         removed = [Removed("graph", self.report.kind, "no rule or kernel is to blame alone")]
-        return forward, removed, trial.run(forward)
+        return form, removed, trial.run(form.forward)
+
+    def _halved(self, parts: Sequence[Part], works: Callable[[frozenset[Part]], bool]) -> list[Removed]:
+        """The smallest set of these parts without which the graph is right."""
+        if not parts or not works(frozenset(parts)):
+            return []
+        culprits = smallest(parts, works)
+        if not works(frozenset(culprits)):
+            return []
+        return [Removed(kind, name, self.report.law(kind, name)) for kind, name in culprits]
+
+    def _from_proof(
+        self,
+        trial: _Trial,
+        works: Callable[[frozenset[Part]], bool],
+        tried: Mapping[frozenset[Part], tuple[Form, GraphReport, Attempt]],
+    ) -> list[Removed]:
+        """The rules of the steps that do not hold on these inputs; leaving one out may bring in another."""
+        removed: dict[Part, Removed] = {}
+        report = self.report
+        inputs = {n.name: v for n, v in trial.comparer.inputs.items()}
+        for _ in range(ROUNDS):
+            before = len(removed)
+            try:
+                with _quietly():
+                    for step in broken_steps(self.original, report, inputs, trial.random):
+                        removed.setdefault(("rule", step.rule), Removed("rule", step.rule, str(step)))
+            except Exception:
+                if pipeline.raise_errors:
+                    raise
+                log.debug("the proof cannot be computed", exc_info=True)
+            if len(removed) == before:
+                return []
+            if works(frozenset(removed)):
+                return list(removed.values())
+            if frozenset(removed) not in tried:
+                return []
+            report = tried[frozenset(removed)][1]
+        return []
 
     def _warn(self, removed: Sequence[Removed], first: Attempt) -> None:
-        names = ", ".join(f"{r.kind} '{r.name}'" for r in removed)
+        names = ", ".join(f"{r.kind} '{r.name}'" + (f" ({r.message})" if r.message else "") for r in removed)
         what = f"runs without {names}" if names else "was kept (mode 'soft')"
         if removed and removed[0].kind == "graph":
             what = "runs as it was captured"
@@ -185,30 +239,15 @@ class Guard:
         )
 
 
-def smallest(parts: Sequence[Part], works: Callable[[frozenset[Part]], bool]) -> list[Part]:
-    """A smallest set of parts without which things work, given that they work without all of them."""
-
-    def search(base: frozenset[Part], rest: Sequence[Part], fresh: bool) -> list[Part]:
-        if not fresh and works(base):
-            return []
-        if len(rest) == 1:
-            return list(rest)
-        left, right = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        second = search(base | set(left), right, False)
-        first = search(base | set(second), left, not second)
-        return [*first, *second]
-
-    return search(frozenset(), list(parts), True)
-
-
 class _Trial:
     """One set of inputs, on which forms of a graph are run and compared."""
 
-    def __init__(self, original: fx.GraphModule, inputs: list[Any], *, strict: bool) -> None:
+    def __init__(self, original: fx.GraphModule, inputs: list[Any], *, strict: bool, training: bool) -> None:
         placeholders = original.graph.find_nodes(op="placeholder")
         self.original = original
         self.inputs = inputs
         self.strict = strict
+        self.training = training
         self.changed = changed_inputs(original)
         self.first = Attempt(None, None, "")
         values = dict(zip(placeholders, inputs, strict=True))
@@ -224,8 +263,9 @@ class _Trial:
         self.comparer = Comparer(original, values, self.random, memory)
         self.sums: dict[fx.Node, int] | None = None
         self.runs = 0
+        self.seconds = 0.0
 
-    def run(self, forward: Callable[[list[Any]], Any]) -> Attempt:
+    def run(self, forward: Forward) -> Attempt:
         """Runs a form of the graph, on copies of what it changes, and compares."""
         attempt = self._run(forward)
         if not self.runs:
@@ -233,19 +273,24 @@ class _Trial:
         self.runs += 1
         return attempt
 
-    def _run(self, forward: Callable[[list[Any]], Any]) -> Attempt:
+    def _run(self, forward: Forward) -> Attempt:
         copies = {n: pytree.tree_map(_copy, v) for n, v in self.before.items()}
         args = [copies.get(n, v) for n, v in zip(self.order, self.inputs, strict=True)]
         if self.strict and self.sums is None:
-            self.sums = self._checksums()
+            with _quietly():
+                self.sums = self._checksums()
         self.random.restore()
+        start = time.perf_counter()
         try:
             results = forward(args)
         except Exception as error:
             return Attempt(None, None, f"{type(error).__name__}: {error}", error)
+        if not self.runs:
+            _synchronize(self.random.devices)
+            self.seconds = time.perf_counter() - start
         self.after.save()
         try:
-            with torch.no_grad():
+            with _quietly():
                 written = self._written()
                 if written:
                     return Attempt(results, None, f"{written} was changed by the compiled graph")
@@ -265,11 +310,12 @@ class _Trial:
 
     def _compare(self, results: Any, copies: dict[fx.Node, Any]) -> Comparison:
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
-        if len(flat) != len(self.results):
-            return Comparison(notes=[f"{len(flat)} results instead of {len(self.results)}"])
         values = {n: v for n, v in zip(self.results, flat, strict=True) if isinstance(n, fx.Node)}
         values.update(copies)
-        return self.comparer.compare(values)
+        comparison = self.comparer.compare(values)
+        if self.training:
+            self.comparer.compare_gradients(values, comparison)
+        return comparison
 
     def eager_fails(self) -> bool:
         """Whether the original raises an error on these inputs too."""
@@ -320,6 +366,19 @@ def checksum(value: torch.Tensor) -> int:
         total = int(data[:whole].view(torch.int64).sum())
         data = data[whole:]
     return total + int(data.to(torch.int64).sum())
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Runs ops without gradients and unseen by dispatch modes: torch's own check of a first call, and
+    a user's counters."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
+
+
+def _synchronize(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        torch.get_device_module(device).synchronize(device)
 
 
 def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:

@@ -36,6 +36,11 @@ def remove(kernel: Kernel) -> None:
     _table.remove(kernel)
 
 
+def names() -> list[str]:
+    """Names of all kernels."""
+    return [kernel.name for kernel in _table]
+
+
 def find(op: str, operands: Sequence[Any], without: Collection[str] = ()) -> Kernel | None:
     """The kernel that serves an op."""
     for kernel in _table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Collection
 from torch import fx
 from torch._logging import trace_structured
 
-from . import _native
+from . import programs
 from .capture import capture
 from .errors import UnsupportedError
 from .options import Options
@@ -38,16 +39,22 @@ def optimize_graph(
     weights: Collection[str] = (),
     *,
     autograd: bool = False,
-    disabled_kernels: Collection[str] = (),
+    without: Collection[tuple[str, str]] = (),
 ) -> tuple[fx.GraphModule, GraphReport | None]:
-    """The optimized graph and its report; the graph itself when nothing can be done."""
+    """The optimized graph and its report; the graph itself when nothing can be done.
+
+    ``without`` names rules and kernels that are not to be used: ("rule", name), ("kernel", name).
+    """
     global _compiled
     with _lock:
         _compiled += 1
+    rules = sorted(name for part, name in without if part == "rule")
+    options = dataclasses.replace(options, disabled_rules=(*options.disabled_rules, *rules))
+    kernels = {name for part, name in without if part == "kernel"}
     try:
         captured = capture(gm, weights, autograd=autograd)
-        optimization = _native.optimize(captured.text, options.native(captured.device))
-        optimized = rebuild(gm, captured, json.loads(optimization.emission()), disabled_kernels)
+        optimization = programs.optimized(captured.text, options.native(captured.device))
+        optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
         return gm, None

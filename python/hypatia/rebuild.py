@@ -33,6 +33,11 @@ def rebuild(
     return _Rebuilder(gm, captured, disabled_kernels).build(emission)
 
 
+def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
+    """A graph of the values of an emission as they are, computed without kernels of ours."""
+    return _Rebuilder(gm, captured, kernels.names()).build_values(emission)
+
+
 class _Rebuilder:
     def __init__(
         self, gm: fx.GraphModule, captured: Captured, disabled_kernels: Collection[str] = ()
@@ -69,6 +74,15 @@ class _Rebuilder:
         root = fx.GraphModule(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
         return root
+
+    def build_values(self, emission: dict[str, Any]) -> fx.GraphModule:
+        for node in self.old:
+            if node.op == "placeholder":
+                self._copied(node, {})
+        for number, item in enumerate(emission["nodes"]):
+            self.env[number] = self._node(item, self.env)
+        self.graph.output(tuple(self.env[n] for n in emission["outputs"]))
+        return fx.GraphModule(self._attributes(), self.graph, "values")
 
     def _changes_last(self, out: fx.Node) -> None:
         """Changes of inputs come after the copies that results may need."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import fx
 
-from ._native import Optimization
 from .checking import Result
 from .kernels import FusedCall
+from .programs import Optimization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Check:
     removed: list[Removed]
     notes: list[str]
     seconds: float
+    """What the check added to the call."""
 
     def data(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -78,13 +79,13 @@ class GraphReport:
         self.before = before
         self.after = after
         self.check: Check | None = None
-        self._optimization = optimization
+        self.optimization = optimization
 
     @functools.cached_property
     def graphs(self) -> dict[str, list[dict[str, Any]]]:
         """The programs before and after as nodes: op, name, inputs, type, cost, kind."""
         captured = [n for n in self.before.nodes if n.op != "output"]
-        drawn = json.loads(self._optimization.graphs())
+        drawn = json.loads(self.optimization.graphs())
         for node in (*drawn["before"], *drawn["after"]):
             origin = node.pop("origin")
             if not node["name"]:
@@ -112,17 +113,17 @@ class GraphReport:
     @functools.cached_property
     def data(self) -> dict[str, Any]:
         """Costs, rules, sizes and times, as plain data."""
-        return {"kind": self.kind, **json.loads(self._optimization.report())}
+        return {"kind": self.kind, **json.loads(self.optimization.report())}
 
     @functools.cached_property
     def proof(self) -> list[dict[str, Any]]:
         """The steps from the program in to the program out."""
-        return json.loads(self._optimization.steps())
+        return json.loads(self.optimization.steps())
 
     @property
     def programs(self) -> tuple[str, str]:
         """The programs in and out as text."""
-        return self._optimization.texts()
+        return self.optimization.texts()
 
     @property
     def fused(self) -> list[str]:
@@ -131,7 +132,7 @@ class GraphReport:
 
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
         """Checks the proof again; steps of more than ``budget`` operations are left out."""
-        return Replay(**json.loads(self._optimization.replay(seed, budget)))
+        return Replay(**json.loads(self.optimization.replay(seed, budget)))
 
     def __str__(self) -> str:
         d = self.data

@@ -196,6 +196,8 @@ class Stream:
 
     def _run_wide(self, step: _Step) -> Any:
         args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self._read)
+        if isinstance(step.function, fx.GraphModule):
+            return self._run_inside(Script(step.function), args)
         args = tuple(_wide_dtype(a) for a in args)
         kwargs = {k: _wide_dtype(v) for k, v in kwargs.items()}
         try:
@@ -204,6 +206,13 @@ class Stream:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise
             return self._run_narrow(step)
+
+    def _run_inside(self, script: Script, args: tuple[Any, ...]) -> Any:
+        """A graph that is called as one."""
+        inputs = dict(zip(script.inputs, args, strict=True))
+        values = dict(Stream(script, inputs, self.random, wide=True))
+        (output,) = script.gm.graph.find_nodes(op="output")
+        return fx.node.map_arg(output.args[0], values.__getitem__)
 
     def _run_narrow(self, step: _Step) -> Any:
         """In the precision that the graph was written in; the result counts as exact."""
@@ -239,6 +248,8 @@ def _function(node: fx.Node) -> Callable[..., Any]:
 
 
 def _is_plain(node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(node.graph.owning_module.get_submodule(node.target), fx.GraphModule)
     if isinstance(node.target, OpOverload):
         return node.target.namespace in ("aten", "prims")
     return getattr(node.target, "__module__", "") in ("_operator", "math", "torch")

@@ -105,6 +105,11 @@ impl Optimization {
         guarded(py, || json(&self.optimized.steps().map_err(failed)?))
     }
 
+    /// Both sides of the steps of the proof as calls into torch, and which steps these are, as JSON.
+    fn step_emission(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || json(&self.optimized.emit_steps()))
+    }
+
     /// The programs in and out as text.
     fn texts(&self) -> (String, String) {
         self.optimized.texts()

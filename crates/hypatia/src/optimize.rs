@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::extract;
 use crate::ir::node::{Node, Op};
 use crate::ir::program::Program;
+use crate::lower::emit::{Emission, emit_pairs};
 use crate::rules::faults::planted;
 use crate::rules::{Rule, rules};
 use crate::ty::Ty;
@@ -196,6 +197,23 @@ fn run(program: &Program, options: &Options, rules: &[&Rule]) -> Result<Optimize
         target: options.target.name.clone(),
         output,
     })
+}
+
+impl Optimized {
+    /// Both sides of every step of the proof as calls into torch, and the numbers of these steps.
+    pub fn emit_steps(&self) -> (Emission, Vec<usize>) {
+        let Some(proof) = &self.proof else {
+            return emit_pairs(&self.input, &[]);
+        };
+        let mut terms = proof.terms.clone();
+        for i in 0..terms.nodes().len() {
+            if let Some(record) = place_of(&self.input, &terms, i.into()) {
+                terms.origin.insert(i.into(), record);
+            }
+        }
+        let pairs: Vec<(Id, Id)> = proof.steps.iter().map(|s| (s.before, s.after)).collect();
+        emit_pairs(&terms, &pairs)
+    }
 }
 
 /// Inputs are themselves, whatever else has the same value.

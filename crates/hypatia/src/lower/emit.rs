@@ -90,6 +90,27 @@ pub fn emit(program: &Program, results: usize, weight: &dyn Fn(Id) -> bool) -> R
     })
 }
 
+/// Emits both sides of equations over one program: the results are left, right, left, right, ….
+/// Also says which equations these are; those that torch cannot compute are left out.
+pub fn emit_pairs(program: &Program, pairs: &[(Id, Id)]) -> (Emission, Vec<usize>) {
+    let mut emitter = Emitter {
+        program,
+        weight: &|_| false,
+        nodes: vec![],
+        place: BTreeMap::new(),
+    };
+    let mut outputs = vec![];
+    let mut emitted = vec![];
+    for (i, (left, right)) in pairs.iter().enumerate() {
+        if emitter.emit(*left).is_ok() && emitter.emit(*right).is_ok() {
+            outputs.extend([emitter.place[left], emitter.place[right]]);
+            emitted.push(i);
+        }
+    }
+    let nodes = emitter.nodes;
+    (Emission { nodes, outputs }, emitted)
+}
+
 struct Emitter<'a> {
     program: &'a Program,
     weight: &'a dyn Fn(Id) -> bool,

@@ -1,0 +1,355 @@
+"""The store on disk: what is put is found again, and no state of the disk is an error."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypatia import cache
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HYPATIA_CACHE", "HYPATIA_CACHE_SIZE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(cache, "_warned", set())
+    return tmp_path / "store"
+
+
+def only_file(store: Path) -> Path:
+    (path,) = [p for p in store.rglob("*") if p.is_file()]
+    return path
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_what_is_put_is_found_again(store: Path) -> None:
+    cache.put("plan", "a key\nof any text: \u00fc", b"\0bytes\xff")
+    cache.put("plan", "empty", b"")
+    assert cache.get("plan", "a key\nof any text: \u00fc") == b"\0bytes\xff"
+    assert cache.get("plan", "empty") == b""
+    assert cache.get("plan", "other") is None
+    assert cache.get("times", "empty") is None
+    cache.put("plan", "empty", b"new")
+    assert cache.get("plan", "empty") == b"new"
+    assert cache.trouble() is None
+    assert sorted(p.name for p in store.iterdir()) == ["plan"]
+
+
+def test_entries_and_clear(store: Path) -> None:
+    assert cache.entries() == []
+    for kind, key in (("plan", "a"), ("times", "b")):
+        cache.put(kind, key, b"data")
+    assert {(e.kind, e.key) for e in cache.entries()} == {("plan", "a"), ("times", "b")}
+    assert all(e.size == e.path.stat().st_size > 4 for e in cache.entries())
+    unfinished = store / "plan" / "x.tmp"
+    unfinished.write_bytes(b"half")
+    assert cache.clear() == 2
+    assert cache.entries() == []
+    assert not unfinished.exists()
+    assert cache.get("plan", "a") is None
+
+
+def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYPATIA_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache" / "hypatia"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.folder() == tmp_path / ".cache" / "hypatia"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.folder() == tmp_path / "xdg" / "hypatia"
+
+
+def test_off_means_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.put("plan", "a", b"data")
+    monkeypatch.setenv("HYPATIA_CACHE", "off")
+    assert cache.get("plan", "a") is None
+    cache.put("plan", "b", b"data")
+    assert [e.key for e in cache.entries()] == ["a"]
+
+
+def test_a_wrong_kind_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="a kind is made of"):
+        cache.put("../plan", "a", b"")
+
+
+def _version_moved(content: bytes) -> bytes:
+    return content[:8] + (99).to_bytes(4, "little") + content[12:]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda c: b"",
+        lambda c: c[:5],
+        lambda c: c[:-1],
+        lambda c: c + b"x",
+        lambda c: c[:-1] + bytes([c[-1] ^ 1]),
+        lambda c: b"garbage" * 100,
+        lambda c: c[:12] + b"\xff\xff\xff\xff" + c[16:],
+        _version_moved,
+    ],
+    ids=["empty", "no head", "truncated", "longer", "one bit", "garbage", "key length", "version"],
+)
+def test_a_broken_file_counts_as_absent_and_goes(store: Path, spoil: Any, caplog: Any) -> None:
+    cache.put("plan", "key", b"some data")
+    path = only_file(store)
+    path.write_bytes(spoil(path.read_bytes()))
+    with caplog.at_level(logging.DEBUG, "hypatia.cache"):
+        assert cache.get("plan", "key") is None
+    assert not path.exists()
+    assert "counts as absent" in caplog.text
+    assert warnings(caplog) == []
+    cache.put("plan", "key", b"again")
+    assert cache.get("plan", "key") == b"again"
+
+
+def test_a_file_of_another_key_is_not_taken(store: Path) -> None:
+    cache.put("plan", "key", b"data")
+    path = only_file(store)
+    cache.put("plan", "other", b"other")
+    (other,) = [p for p in store.rglob("*.entry") if p != path]
+    path.write_bytes(other.read_bytes())
+    assert cache.get("plan", "key") is None
+
+
+def test_a_folder_in_place_of_a_file(store: Path) -> None:
+    cache.put("plan", "key", b"data")
+    path = only_file(store)
+    path.unlink()
+    (path / "inner").mkdir(parents=True)
+    assert cache.get("plan", "key") is None
+    (path / "inner").mkdir(parents=True)
+    cache.put("plan", "key", b"again")
+    assert cache.get("plan", "key") == b"again"
+
+
+def test_a_file_in_place_of_the_folder_is_one_warning(store: Path, caplog: Any) -> None:
+    store.write_text("in the way")
+    for i in range(3):
+        cache.put("plan", str(i), b"data")
+        assert cache.get("plan", str(i)) is None
+    assert len(warnings(caplog)) == 1
+    assert str(store) in warnings(caplog)[0]
+    assert cache.entries() == []
+    assert cache.clear() == 0
+    assert cache.trouble()
+    assert store.read_text() == "in the way"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize("call", ["replace", "mkdir", "open"])
+def test_a_folder_that_cannot_be_written(
+    store: Path, monkeypatch: Any, caplog: Any, code: int, call: str
+) -> None:
+    cache.put("plan", "old", b"data")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        owner = os if call == "replace" else Path
+        broken.setattr(owner, call, fail)
+        cache.put("plan", "a", b"data")
+        cache.put("plan", "b", b"data")
+        assert cache.trouble()
+    assert len(warnings(caplog)) == 1
+    assert os.strerror(code) in warnings(caplog)[0]
+    assert cache.get("plan", "a") is None
+    assert cache.get("plan", "old") == b"data"
+    assert list(store.rglob("*.tmp")) == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")
+def test_a_folder_that_cannot_be_made(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setenv("HYPATIA_CACHE_DIR", "/proc/self/hypatia")
+    for key in "ab":
+        cache.put("plan", key, b"data")
+        assert cache.get("plan", key) is None
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_file_that_another_process_cleared_is_no_warning(
+    store: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    replace = os.replace
+
+    def cleared(source: Any, target: Any) -> None:
+        cache.clear()
+        replace(source, target)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "replace", cleared)
+        cache.put("plan", "key", b"data")
+    assert cache.get("plan", "key") is None
+    assert warnings(caplog) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk(store: Path, monkeypatch: Any, caplog: Any) -> None:
+    opened = []
+
+    def full(path: Path, mode: str, *_: Any) -> Any:
+        opened.append(path)
+        return builtins.open("/dev/full", mode.replace("x", "w"))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", full)
+        cache.put("plan", "key", b"data" * 10_000)
+    assert opened
+    assert "No space left" in warnings(caplog)[0]
+    assert cache.get("plan", "key") is None
+
+
+def test_an_unreadable_file_counts_as_absent(store: Path, monkeypatch: Any, caplog: Any) -> None:
+    cache.put("plan", "key", b"data")
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_bytes", fail)
+        assert cache.get("plan", "key") is None
+    assert warnings(caplog) == []
+
+
+def test_no_home(monkeypatch: Any, caplog: Any, tmp_path: Path) -> None:
+    monkeypatch.delenv("HYPATIA_CACHE_DIR")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        cache.put("plan", "key", b"data")
+        assert cache.get("plan", "key") is None
+    assert len(warnings(caplog)) == 1
+    assert cache.trouble() == "there is no home folder"
+    assert cache.entries() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["write", "rename"])
+def test_an_interrupted_write_leaves_nothing(store: Path, monkeypatch: Any, when: str) -> None:
+    cache.put("plan", "key", b"old")
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def opened(path: Path, mode: str) -> Any:
+        with builtins.open(path, mode) as file:
+            file.write(b"HALF")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        if when == "rename":
+            broken.setattr(os, "replace", interrupt)
+        else:
+            broken.setattr(Path, "open", opened)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put("plan", "key", b"new")
+    assert cache.get("plan", "key") == b"old"
+    assert list(store.rglob("*.tmp")) == []
+
+
+def test_the_least_recently_used_goes_first(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, key in enumerate("abcd"):
+        cache.put("plan", key, bytes(1000))
+        (entry,) = [e for e in cache.entries() if e.key == key]
+        os.utime(entry.path, (1000 + i, 1000 + i))
+    assert cache.get("plan", "a") is not None
+    stale, fresh = store / "plan" / "old.tmp", store / "plan" / "new.tmp"
+    stale.write_bytes(b"")
+    fresh.write_bytes(b"")
+    os.utime(stale, (1000, 1000))
+    monkeypatch.setenv("HYPATIA_CACHE_SIZE", "4K")
+    cache.put("plan", "e", bytes(1000))
+    assert {e.key for e in cache.entries()} == {"a", "d", "e"}
+    assert fresh.exists()
+    assert not stale.exists()
+    cache.put("plan", "huge", bytes(5000))
+    assert {e.key for e in cache.entries()} == {"a", "d", "e"}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("100", 100), ("2k", 2048), ("1.5M", 3 << 19), ("1 GiB", 1 << 30), ("", 512 << 20)]
+)
+def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv("HYPATIA_CACHE_SIZE", text)
+    assert cache.size_limit() == size
+
+
+def test_a_wrong_size_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setenv("HYPATIA_CACHE_SIZE", "plenty")
+    assert cache.size_limit() == cache.size_limit() == cache.DEFAULT_SIZE
+    assert len(warnings(caplog)) == 1
+
+
+WRITER = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("cache", sys.argv[1])
+cache = sys.modules["cache"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cache)
+me = sys.argv[2].encode()
+for i in range(150):
+    for key in "ab":
+        cache.put("plan", key, me * 3000)
+        found = cache.get("plan", key)
+        assert found is None or (len(found) == 3000 and len(set(found)) == 1), found
+    if me == b"z" and i % 10 == 0:
+        cache.clear()
+"""
+
+
+def test_processes_share_a_folder(store: Path) -> None:
+    """The module is loaded from its file: torch, which the package imports, would take most of the time."""
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, cache.__file__, name], stderr=subprocess.PIPE)
+        for name in "xyz"
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=60)
+        assert worker.returncode == 0, errors.decode()
+        assert errors == b""
+    assert list(store.rglob("*.tmp")) == []
+
+
+def test_threads_share_a_folder() -> None:
+    wrong: list[Any] = []
+
+    def work(letter: bytes) -> None:
+        for _ in range(100):
+            cache.put("plan", "key", letter * 2000)
+            found = cache.get("plan", "key")
+            if found is None or len(found) != 2000 or len(set(found)) != 1:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"x", b"y", b"z")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_killed_writer_leaves_nothing_that_is_read(store: Path) -> None:
+    code = WRITER.replace("range(150)", "range(10**9)")
+    worker = subprocess.Popen([sys.executable, "-c", code, cache.__file__, "x"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not list(store.rglob("*.entry")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.kill()
+    worker.wait()
+    assert cache.get("plan", "a") in (None, b"x" * 3000)
+    cache.clear()
+    assert [p for p in store.rglob("*") if p.is_file()] == []
