@@ -100,6 +100,34 @@ test-zoo: build ## the whole zoo of architectures, slow ones included
 test-torch-oldest: ## the Python tests on the oldest torch that is supported
 	@$(MAKE) --no-print-directory test-python HYPATIA_VENV=.venv-oldest REQUIREMENTS=requirements/oldest.txt
 
+##@ Diagnostics: each prints a table and exits with 1 when it falls short
+
+.PHONY: diagnostics
+diagnostics: kernel-only mlp-sweep dual-mode fused-modules without-pytorch ## all five
+
+.PHONY: kernel-only
+kernel-only: build ## the fused linear + ReLU on its own: error, time
+	@$(BIN)/python bench/kernel_only.py
+
+.PHONY: mlp-sweep
+mlp-sweep: build ## the nine MLPs, compiled and eager: error, time
+	@$(BIN)/python bench/mlp_sweep.py
+
+.PHONY: dual-mode
+dual-mode: build ## planted faults under the modes strict, soft and off
+	@$(BIN)/python bench/dual_mode.py
+
+.PHONY: fused-modules
+fused-modules: build ## hypatia.nn against float64: forward and gradients
+	@$(BIN)/python bench/fused_modules.py
+
+.PHONY: without-pytorch
+without-pytorch: $(HYPATIA_VENV)/.requirements ## programs and proofs through hypatia-opt, no PyTorch
+	@cargo build --release --quiet --locked -p hypatia
+	@$(BIN)/python bench/without_pytorch.py
+
+##@ Benchmarks
+
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
 	@$(BIN)/python bench/compile.py

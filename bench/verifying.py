@@ -1,7 +1,7 @@
 """What verification adds to a compile, beside what it may add: three eager calls and one in float64.
 
-Results that are eager's bit for bit need no float64 run, which makes most checks one eager call. The
-worst case is measured too: every result is taken to differ.
+Results that are eager's bit for bit need no float64 run, which makes many checks one eager call. What
+it would be if every result differed is measured too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ eager's plus a few roundings and, in fp32, it is within 1e-5 of eager's, scaled 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -82,19 +83,28 @@ class Comparer:
     """Compares runs of compiled forms of one graph, on one set of inputs, with the original."""
 
     def __init__(
-        self, gm: fx.GraphModule, inputs: dict[fx.Node, Any], random: RandomState, memory: float
+        self,
+        gm: fx.GraphModule,
+        inputs: dict[fx.Node, Any],
+        random: RandomState,
+        memory: Callable[[], float],
     ) -> None:
         self.gm = gm
         self.inputs = inputs
         self.random = random
-        self.memory = memory
+        self._memory = memory
         self.whole = Script(gm)
+
+    @functools.cached_property
+    def memory(self) -> float:
+        """Bytes that comparing may take."""
+        return self._memory()
 
     def compare(self, values: dict[fx.Node, Any]) -> Comparison:
         """Compares results, given by the nodes of the original that they stand for."""
         comparison = Comparison()
         differing: dict[fx.Node, Any] = {}
-        room = _HELD * self.memory
+        held = 0
         for node, eager in Stream(self.whole, self.inputs, self.random):
             if isinstance(eager, torch.Tensor) and not _same_kind(eager, values[node]):
                 comparison.results.append(_wrong_kind(node.name, eager, values[node]))
@@ -102,11 +112,11 @@ class Comparer:
                 comparison.equal += 1
             else:
                 differing[node] = eager
-                room -= eager.nbytes if isinstance(eager, torch.Tensor) else 0
-                if room < 0:
+                held += eager.nbytes if isinstance(eager, torch.Tensor) else 0
+                if held > _HELD * self.memory:
                     differing = dict.fromkeys(differing)
         if differing:
-            self._measure(values, differing, comparison, held=room >= 0)
+            self._measure(values, differing, comparison, held=held <= _HELD * self.memory)
         return comparison
 
     def _measure(

@@ -7,9 +7,10 @@ comparing a graph takes the memory of its live values, not of all of its results
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -248,24 +249,37 @@ def _function(node: fx.Node) -> Callable[..., Any]:
 
 
 def _is_plain(node: fx.Node) -> bool:
+    """Whether a call is made of torch's own ops, which mean the same in any precision."""
     if node.op == "call_module":
         return isinstance(node.graph.owning_module.get_submodule(node.target), fx.GraphModule)
-    if isinstance(node.target, OpOverload):
-        return node.target.namespace in ("aten", "prims")
-    return getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+    return node.op != "call_method" and _traits(node.target).plain
 
 
 def _is_random(node: fx.Node) -> bool:
     """Whether a call may draw random numbers; what is not torch's own may."""
-    if not node.op.startswith("call_"):
-        return False
-    if isinstance(node.target, OpOverload) and _is_plain(node):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
-    return not _is_plain(node)
+    if node.op == "call_function":
+        return _traits(node.target).random
+    return node.op.startswith("call_") and not _is_plain(node)
 
 
 def _changes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return node.op == "call_function" and _traits(node.target).changes
+
+
+class _Traits(NamedTuple):
+    plain: bool
+    random: bool
+    changes: bool
+
+
+@functools.lru_cache(4096)
+def _traits(target: Any) -> _Traits:
+    if not isinstance(target, OpOverload):
+        plain = getattr(target, "__module__", "") in ("_operator", "math", "torch")
+        return _Traits(plain, not plain, False)
+    plain = target.namespace in ("aten", "prims")
+    random = not plain or torch.Tag.nondeterministic_seeded in target.tags
+    return _Traits(plain, random, target._schema.is_mutable)
 
 
 def _storage(value: Any) -> int | None:
