@@ -55,8 +55,8 @@ def cases(quick: bool) -> Iterator[tuple[str, nn.Module, Inputs, bool]]:
         if not (quick and large):
             yield shape.name, shape.build().eval(), (torch.randn(shape.batch, shape.features),), False
     for name in ("bert-base", "lora") if not quick else ():
-        workload = WORKLOADS[name]
-        yield name, workload.model().eval(), tuple(workload.inputs()), False
+        model, inputs = WORKLOADS[name].build()
+        yield name, model, inputs, False
     yield "conv + batch norm", _convolutions().eval(), (torch.randn(8, 3, 64, 64),), False
     shape = NINE_MLPS[0]
     yield f"{shape.name} step", shape.build().train(), (torch.randn(shape.batch, shape.features),), True

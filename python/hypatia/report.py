@@ -62,8 +62,9 @@ class Check:
     def __str__(self) -> str:
         total = self.equal + len(self.results)
         text = f"{self.status}: {self.equal} of {total} results are eager's bit for bit"
-        if self.results:
-            worst = max(self.results, key=lambda r: r.error / (r.scale or 1.0))
+        numbers = [r for r in self.results if not r.type.startswith(("int", "uint", "bool"))]
+        if numbers:
+            worst = max(numbers, key=lambda r: r.error / (r.scale or 1.0))
             text += (
                 f"; largest error of the others {worst.error:.1e} to float64 (eager: {worst.eager_error:.1e})"
             )
