@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hypatia
-from hypatia import checking, faults, guard
+from hypatia import checking, faults, guard, trial
 from hypatia.backend import collecting
 from hypatia.culprit import smallest
-from hypatia.guard import checksum
 from hypatia.report import GraphReport
+from hypatia.trial import checksum
 from hypatia.yardstick import RandomState, Script, Stream
 from support import fresh_dynamo
 
@@ -222,7 +222,7 @@ def test_inputs_are_changed_once() -> None:
 
 
 def test_without_memory_for_float64_eager_is_the_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "memory_allowed", lambda inputs: 0.0)
+    monkeypatch.setattr(trial, "memory_allowed", lambda inputs: 0.0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval(), torch.randn(8, 64)
     result, (report,), messages = run(model, x)
     assert report.check.results, "the rewrite changes no bit, so that nothing was measured"
@@ -311,6 +311,27 @@ def test_threads_wait_for_the_verdict() -> None:
             thread.join()
     assert len(results) == 4
     assert all(torch.allclose(r, expected, atol=1e-6) for r in results)
+
+
+def test_collectives_are_made_once() -> None:
+    """A rank that checks and one that does not would wait for each other forever."""
+    from torch import distributed
+    from torch.distributed import _functional_collectives as collectives
+
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+
+        def total(x: torch.Tensor) -> torch.Tensor:
+            return collectives.all_reduce(torch.relu(x), "sum", distributed.group.WORLD) * 2
+
+        x = torch.randn(8)
+        with collecting() as reports, torch.no_grad():
+            result = torch.compile(total, backend="hypatia")(x)
+    finally:
+        distributed.destroy_process_group()
+    assert torch.equal(result, torch.relu(x) * 2)
+    assert [r.check.status for r in reports] == ["not checked"]
+    assert "all_reduce" in reports[0].check.notes[0]
 
 
 def test_modes_come_from_options_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-FACTOR = 2.0
-"""The candidate may be this much further from float64 than the reference is."""
-
-ULPS = 4.0
-"""Roundings of the largest value that are forgiven on top."""
+from .checking import FACTOR, ULPS
 
 
 @dataclasses.dataclass(frozen=True)

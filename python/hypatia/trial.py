@@ -1,0 +1,199 @@
+"""One set of inputs, on which forms of a graph are run and compared with the original."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .checking import Comparer, Comparison, memory_allowed
+from .report import Check, Removed
+from .yardstick import RandomState, changed_inputs, devices_of
+
+log = logging.getLogger(__name__)
+
+Forward = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass
+class Attempt:
+    """A compiled form that was run once: what it returned, and how that compares with eager."""
+
+    results: Any
+    comparison: Comparison | None
+    failure: str
+    error: Exception | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run may be kept."""
+        return not self.failure and self.comparison is not None and self.comparison.ok
+
+    @property
+    def precise(self) -> bool:
+        """Whether float64 has nothing against the results, whatever eager has."""
+        return self.comparison is not None and all(r.error <= r.allowed for r in self.comparison.results)
+
+    def __str__(self) -> str:
+        worst = self.comparison.worst if self.comparison is not None else None
+        return self.failure or (str(worst) if worst is not None else "no difference")
+
+
+class Trial:
+    """One set of inputs, on which forms of a graph are run and compared."""
+
+    def __init__(self, original: fx.GraphModule, inputs: list[Any], *, strict: bool, training: bool) -> None:
+        placeholders = original.graph.find_nodes(op="placeholder")
+        self.original = original
+        self.inputs = inputs
+        self.strict = strict
+        self.training = training
+        self.changed = changed_inputs(original)
+        self.first = Attempt(None, None, "")
+        values = dict(zip(placeholders, inputs, strict=True))
+        self.before = {n: pytree.tree_map(_copy, values[n]) for n in self.changed if n in values}
+        self.order = placeholders
+        self.random = RandomState(devices_of(inputs))
+        self.after = self.random.copy()
+        (output,) = original.graph.find_nodes(op="output")
+        self.results = pytree.tree_leaves(output.args[0], is_leaf=lambda a: isinstance(a, fx.Node))
+        values.update({n: _attribute(original, n) for n in original.graph.find_nodes(op="get_attr")})
+        values.update(self.before)
+        self.comparer = Comparer(original, values, self.random, lambda: memory_allowed(inputs))
+        self.sums: dict[fx.Node, int] | None = None
+        self.runs = 0
+        self.seconds = 0.0
+
+    def run(self, forward: Forward) -> Attempt:
+        """Runs a form of the graph, on copies of what it changes, and compares."""
+        attempt = self._run(forward)
+        if not self.runs:
+            self.first = attempt
+        self.runs += 1
+        return attempt
+
+    def _run(self, forward: Forward) -> Attempt:
+        copies = {n: pytree.tree_map(_copy, v) for n, v in self.before.items()}
+        args = [copies.get(n, v) for n, v in zip(self.order, self.inputs, strict=True)]
+        if self.strict and self.sums is None:
+            with quietly():
+                self.sums = self._checksums()
+        self.random.restore()
+        start = time.perf_counter()
+        try:
+            results = forward(args)
+        except Exception as error:
+            return Attempt(None, None, f"{type(error).__name__}: {error}", error)
+        if not self.runs:
+            _synchronize(self.random.devices)
+            self.seconds = time.perf_counter() - start
+        self.after.save()
+        try:
+            with quietly():
+                written = self._written()
+                if written:
+                    return Attempt(results, None, f"{written} was changed by the compiled graph")
+                return Attempt(results, self._compare(results, copies), "")
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            return self._unchecked(results, error)
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            return self._unchecked(results, error)
+        finally:
+            self.after.restore()
+
+    def _unchecked(self, results: Any, error: BaseException) -> Attempt:
+        log.warning("not verified: out of memory (%s)", error)
+        return Attempt(results, Comparison(notes=["not verified: out of memory"]), "")
+
+    def _compare(self, results: Any, copies: dict[fx.Node, Any]) -> Comparison:
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        values = {n: v for n, v in zip(self.results, flat, strict=True) if isinstance(n, fx.Node)}
+        values.update(copies)
+        comparison = self.comparer.compare(values)
+        if self.training:
+            self.comparer.compare_gradients(values, comparison)
+        return comparison
+
+    def eager_fails(self) -> bool:
+        """Whether the original raises an error on these inputs too."""
+        copies = {n: pytree.tree_map(_copy, v) for n, v in self.before.items()}
+        values = [copies.get(n, v) for n, v in zip(self.order, self.inputs, strict=True)]
+        self.random.restore()
+        try:
+            fx.Interpreter(self.original).run(*values, enable_io_processing=False)
+        except Exception:
+            return True
+        return False
+
+    def _checksums(self) -> dict[fx.Node, int]:
+        """Sums over the bits of every input that the graph must not change."""
+        kept = (p for p in zip(self.order, self.inputs, strict=True) if p[0] not in self.before)
+        return {n: checksum(v) for n, v in kept if isinstance(v, torch.Tensor)}
+
+    def _written(self) -> str:
+        """The name of an input that was changed without leave."""
+        if self.sums is None:
+            return ""
+        before, self.sums = self.sums, self._checksums()
+        return next((n.name for n, s in before.items() if self.sums[n] != s), "")
+
+    def summary(self, mode: str, removed: list[Removed], attempt: Attempt, seconds: float) -> Check:
+        """What is reported."""
+        comparison = attempt.comparison or Comparison()
+        status = "rolled back" if removed else "passed" if attempt.ok else "kept"
+        if attempt.comparison is None and not removed:
+            status = "not checked"
+        notes = list(comparison.notes)
+        if removed:
+            notes.append(f"before: {self.first}")
+        if self.sums is not None and attempt.ok:
+            notes.append(f"{len(self.sums)} inputs and parameters unchanged by checksum")
+        return Check(mode, status, comparison.equal, comparison.results, removed, notes, seconds)
+
+
+def checksum(value: torch.Tensor) -> int:
+    """A sum over the bits of a tensor."""
+    plain = value.detach()
+    if plain.layout is not torch.strided or plain.is_quantized or not plain.numel():
+        return 0
+    data = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+    whole = data.numel() // 8 * 8
+    total = 0
+    if whole and data.storage_offset() % 8 == 0:
+        total = int(data[:whole].view(torch.int64).sum())
+        data = data[whole:]
+    return total + int(data.to(torch.int64).sum()) if data.numel() else total
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Runs ops without gradients and unseen by dispatch modes: torch's own check of a first call, and
+    a user's counters."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
+
+
+def _synchronize(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        torch.get_device_module(device).synchronize(device)
+
+
+def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    value: Any = gm
+    for part in node.target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
