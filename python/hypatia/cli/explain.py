@@ -50,6 +50,7 @@ def explain(
         options=parsed or None,
         training=training,
         timings=timings,
+        name=given.name,
     )
     if html:
         write_text(str(Path(html)), report.html())

@@ -1,0 +1,218 @@
+"""The report as one HTML page: style, script and data inside, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from . import words
+from .drawing import drawn, is_weight, label, shape
+from .savings import replaced, savings
+
+SCRIPTS = ("drawing.js", "pane.js", "page.js")
+"""Parts of the script, in the order they need each other."""
+
+
+def render(report: dict[str, Any]) -> str:
+    """The page of a report, as its JSON has it."""
+    script = '"use strict";\n' + "".join(_part(name) for name in SCRIPTS)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    environment.globals["words"] = words
+    titles = words.titles([g["kind"] for g in report["graphs"]])
+    data = [_data(g) for g in report["graphs"]]
+    return environment.from_string(_part("page.html.j2")).render(
+        report=report,
+        figures=_figures(report),
+        graphs=[
+            _graph(graph, title, drawn)
+            for graph, title, drawn in zip(report["graphs"], titles, data, strict=True)
+        ],
+        timings=_timings(report["timings"]),
+        style=_part("page.css"),
+        script=script,
+        # The page runs this script only, whatever a name in it may contain.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=data,
+    )
+
+
+def _part(name: str) -> str:
+    return (resources.files(__package__) / "template" / name).read_text(encoding="utf-8")
+
+
+def _figures(report: dict[str, Any]) -> list[dict[str, str]]:
+    """The numbers at the head of the page."""
+    cost, timings, verification = report["cost"], report["timings"], report["verification"]
+    targets = ", ".join(sorted({g["target"] for g in report["graphs"]}))
+    figures = [
+        {
+            "name": "Modelled cost",
+            "value": f"{words.cost(cost['before'])} → {words.cost(cost['after'])}",
+            "note": f"{words.change(cost['before'], cost['after'])}, cost model {targets}"
+            if report["graphs"]
+            else "no graph was compiled",
+            "tone": "",
+        }
+    ]
+    if timings:
+        eager, ours = timings["samples"]["eager"], timings["samples"]["hypatia"]
+        medians = [words.duration(timings["medians"][name]) for name in ("eager", "hypatia")]
+        figures.append(
+            {
+                "name": "Time of a call",
+                "value": " → ".join(medians),
+                "note": f"{words.speed(eager, ours)}; medians of {len(eager)}",
+                "tone": "",
+            }
+        )
+    results = verification["results"]
+    if results:
+        ours, own = (_largest(results, who) for who in ("hypatia", "eager"))
+        note = "the same as eager's" if ours == own else f"eager's own: {words.error(own)}"
+        figures.append(
+            {"name": "Error to float64", "value": words.error(ours), "note": f"largest; {note}", "tone": ""}
+        )
+    tone = {"passed": "good", "failed": "bad"}.get(verification["status"], "")
+    note = verification["reason"] or f"{words.count(len(results), 'result')} as close to float64 as eager's"
+    figures.append(
+        {"name": "Verification", "value": verification["status"].capitalize(), "note": note, "tone": tone}
+    )
+    return figures
+
+
+def _largest(results: list[dict[str, Any]], who: str) -> Any:
+    return max((r[who]["max_abs"] for r in results), key=float)
+
+
+def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows of a graph."""
+    before, after = graph["drawn"]["before"], graph["drawn"]["after"]
+    steps: dict[str, int] = {}
+    for step in graph["proof"]:
+        steps[step["rule"]] = steps.get(step["rule"], 0) + 1
+    return {
+        **graph,
+        "title": title,
+        "height": max(data[side]["flow"]["height"] for side in ("before", "after")),
+        "panes": [
+            {
+                "side": side,
+                "title": side.capitalize(),
+                "nodes": sum(not is_weight(n) and n["kind"] in ("op", "fused", "opaque") for n in nodes),
+                "cost": graph[f"cost_{side}"],
+            }
+            for side, nodes in (("before", before), ("after", after))
+        ],
+        "waterfall": _waterfall(graph, savings(replaced(before, after))),
+        "stages": _bars({f"{name}": ms * 1e-3 for name, ms in graph["times"].items()}),
+        "rule_steps": steps,
+    }
+
+
+def _waterfall(graph: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows from the cost before to the cost after; the axis starts where there is something to see."""
+    before, after = graph["cost_before"], graph["cost_after"]
+    changed = [c for c in changes if abs(c["cost_after"] - c["cost_before"]) > 1e-6 * max(before, 1e-9)]
+    level, levels = before, [before, after]
+    rows = []
+    for c in changed:
+        delta = c["cost_after"] - c["cost_before"]
+        rows.append({**c, "delta": delta, "from": level, "to": level + delta})
+        level += delta
+        levels.append(level)
+    # The cost before counts a value once that several of its nodes compute.
+    rest = after - level
+    if abs(rest) > 1e-4 * max(before, 1e-9):
+        rows.append(
+            {
+                "before": "equal values",
+                "after": "counted once before",
+                "times": 1,
+                "cost_before": 0.0,
+                "cost_after": rest,
+                "delta": rest,
+                "from": level,
+                "to": after,
+            }
+        )
+    lowest, highest = min(levels), max(levels)
+    start = 0.0 if lowest < 0.6 * highest else max(0.0, lowest - 0.25 * (highest - lowest) - 1e-9)
+    scale = 100 / ((highest - start) or 1.0)
+    for row in rows:
+        low, high = sorted((row["from"], row["to"]))
+        row["left"], row["width"] = (low - start) * scale, max(0.15, (high - low) * scale)
+    return {
+        "rows": rows,
+        "start": start,
+        "end": highest,
+        "before": (before - start) * scale,
+        "after": (after - start) * scale,
+        "unchanged": sum(c["cost_after"] for c in changes if c not in changed),
+    }
+
+
+def _bars(seconds: dict[str, float]) -> list[dict[str, Any]]:
+    longest = max(seconds.values(), default=0.0) or 1.0
+    return [{"name": n, "seconds": s, "width": 100 * s / longest} for n, s in seconds.items()]
+
+
+def _timings(timings: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A bar for each median, and a mark for each call; slow outliers end at the edge."""
+    if timings is None:
+        return []
+    end = 1.25 * max(timings["medians"].values()) or 1.0
+    return [
+        {
+            "name": name,
+            "median": median,
+            "width": 100 * median / end,
+            "marks": [min(100.0, 100 * s / end) for s in timings["samples"][name]],
+            "calls": len(timings["samples"][name]),
+        }
+        for name, median in timings["medians"].items()
+    ]
+
+
+def _data(graph: dict[str, Any]) -> dict[str, Any]:
+    """What the script draws and expands, in few bytes."""
+    rules = list(dict.fromkeys(step["rule"] for step in graph["proof"]))
+    number = {rule: i for i, rule in enumerate(rules)}
+    groups = replaced(graph["drawn"]["before"], graph["drawn"]["after"])
+    sides = {}
+    for side, nodes in graph["drawn"].items():
+        other = {n["name"] for n in graph["drawn"]["after" if side == "before" else "before"]}
+        group = {n["id"]: i for i, members in enumerate(groups) for n in members[side]}
+        sides[side] = {
+            "nodes": [{**_node(n, other), "group": group.get(n["id"], -1)} for n in nodes],
+            "flow": drawn(nodes, weights=False),
+            "all": drawn(nodes, weights=True),
+        }
+    return {
+        **sides,
+        "rules": rules,
+        "proof": [[number[s["rule"]], int(s["forward"]), s["before"], s["after"]] for s in graph["proof"]],
+    }
+
+
+def _node(node: dict[str, Any], other: set[str]) -> dict[str, Any]:
+    kind = "folded" if node["folded"] else node["kind"]
+    return {
+        "id": node["id"],
+        "label": label(node),
+        "shape": shape(node),
+        "op": node["op"],
+        "name": node["name"],
+        "type": node["type"],
+        "attrs": " ".join(node.get("attrs", ())),
+        "cost": round(node["cost"], 4),
+        "kind": kind,
+        "inputs": node["inputs"],
+        "kept": int(node["name"] in other or node["kind"] in ("input", "weight", "result")),
+    }

@@ -1,0 +1,138 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from . import words
+from .savings import replaced, savings
+
+SHOWN = 6
+"""Rows of the largest savings."""
+
+
+def render(report: dict[str, Any]) -> RenderableType:
+    """What a report says, as its JSON has it."""
+    return Group(*_parts(report))
+
+
+def _parts(report: dict[str, Any]) -> Iterator[RenderableType]:
+    yield Text(report["model"], style="bold")
+    yield Text(_machine(report), style="dim")
+    yield Text("")
+    yield _summary(report)
+    if not report["graphs"]:
+        yield Text("\nNo graph was compiled; the model runs as it was. The log of 'hypatia' says why.")
+    titles = words.titles([graph["kind"] for graph in report["graphs"]])
+    for graph, title in zip(report["graphs"], titles, strict=True):
+        yield from _graph(graph, title)
+    if report["verification"]["results"]:
+        yield _title("Accuracy, to float64")
+        yield _accuracy(report["verification"]["results"])
+
+
+def _machine(report: dict[str, Any]) -> str:
+    device, versions = report["device"], report["versions"]
+    parts = [
+        "training" if report["training"] else "inference",
+        device["type"] + (f" ({device['name']})" if device["name"] else ""),
+        device["note"],
+        *(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _summary(report: dict[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    cost, timings, verification = report["cost"], report["timings"], report["verification"]
+    change = words.change(cost["before"], cost["after"])
+    table.add_row("cost", f"{words.cost(cost['before'])} -> {words.cost(cost['after'])} ({change})")
+    if timings:
+        eager, ours = timings["medians"]["eager"], timings["medians"]["hypatia"]
+        speed = words.speed(timings["samples"]["eager"], timings["samples"]["hypatia"])
+        table.add_row("time", f"{words.duration(eager)} -> {words.duration(ours)} ({speed})")
+        if timings["warning"]:
+            table.add_row("", Text(timings["warning"], style="red"))
+    reason = f": {verification['reason']}" if verification["reason"] else ""
+    style = {"passed": "green", "failed": "red"}.get(verification["status"], "")
+    table.add_row("verification", Text(verification["status"] + reason, style=style))
+    table.add_row("first call", words.duration(report["first_call"]))
+    return table
+
+
+def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
+    yield _title(title)
+    table = Table.grid(padding=(0, 2))
+    before, after = sum(graph["ops_before"].values()), sum(graph["ops_after"].values())
+    table.add_row("ops", f"{before} -> {after}, {sum(graph['opaque'].values())} left to torch")
+    change = words.change(graph["cost_before"], graph["cost_after"])
+    costs = f"{words.cost(graph['cost_before'])} -> {words.cost(graph['cost_after'])} ({change})"
+    table.add_row("cost", f"{costs}, at most {100 * graph['gap']:.1f} % above the optimum of the search")
+    if check := graph["check"]:
+        total = check["equal"] + len(check["results"])
+        line = f"{check['status']}: {check['equal']} of {total} results are eager's bit for bit"
+        removed = "".join(f"; without {r['kind']} {r['name']}" for r in check["removed"])
+        table.add_row("check", Text(line + removed))
+    if replay := graph["replay"]:
+        holds = "connects the programs" if replay["holds"] else "BROKEN"
+        table.add_row("proof", f"{words.count(len(graph['proof']), 'step')}, {holds}")
+    stages = ", ".join(f"{name} {words.duration(ms * 1e-3)}" for name, ms in graph["times"].items())
+    table.add_row("search", f"{graph['nodes']} nodes, {graph['classes']} classes; {stages}")
+    yield table
+    if graph["rules"]:
+        yield Text("")
+        yield _rules(graph["rules"])
+    changes = [
+        c
+        for c in savings(replaced(graph["drawn"]["before"], graph["drawn"]["after"]))
+        if c["cost_before"] != c["cost_after"]
+    ]
+    if changes:
+        yield Text("")
+        yield _changes(changes[:SHOWN])
+
+
+def _rules(rules: list[dict[str, Any]]) -> Table:
+    table = Table("rule", "times", "numerics", "law", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = "right"
+    for r in rules:
+        table.add_row(*map(Text, (r["rule"], str(r["times"]), r["numerics"], r["law"])))
+    return table
+
+
+def _changes(changes: list[dict[str, Any]]) -> Table:
+    table = Table("replaced", "by", "times", "change of cost", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for c in changes:
+        delta = c["cost_after"] - c["cost_before"]
+        sign = "+" if delta > 0 else "-"
+        row = (c["before"], c["after"] or "nothing", str(c["times"]), sign + words.cost(abs(delta)))
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _accuracy(results: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "result", "", "largest", "mean", "relative", "roundings", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for result in results:
+        for who in ("hypatia", "eager"):
+            e = result[who]
+            errors = [words.error(e[key]) for key in ("max_abs", "mean_abs", "max_relative")]
+            table.add_row(
+                Text(result["name"] if who == "hypatia" else ""), who, *errors, f"{float(e['ulps']):.1f}"
+            )
+    return table
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
