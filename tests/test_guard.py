@@ -404,3 +404,17 @@ def test_nothing_is_planted_outside() -> None:
     _, (report,), messages = run(mlp(), torch.randn(16, 32))
     assert report.check.status == "passed"
     assert not messages
+
+
+def test_parameters_are_bound_to_the_same_values() -> None:
+    """The founding bug: a graph rebuilt with the parameters of another layer."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    gm = torch.export.export(model, (torch.randn(2, 4),), strict=False).module(check_guards=False)
+    twin = torch.export.export(model, (torch.randn(2, 4),), strict=False).module(check_guards=False)
+    assert trial.misbound(gm, twin) == ""
+    weights = [n for n in twin.graph.find_nodes(op="get_attr") if "weight" in n.target]
+    getattr(twin, "0").weight = nn.Parameter(getattr(twin, "2").weight.detach().clone())
+    assert "has other values than in the model" in trial.misbound(gm, twin), weights
+    (place,) = gm.graph.find_nodes(op="placeholder")
+    place._rename("other")
+    assert "inputs are bound as" in trial.misbound(gm, twin)

@@ -48,8 +48,7 @@ def optimize(
     if report is not None and parsed.checksum_mode != "off":
         guard = Guard(gm, result, report, parsed.checksum_mode, compiled, _interpreted, training=not freeze)
         with torch.set_grad_enabled(not freeze):
-            guard.first_call(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
-        result = guard.kept
+            result = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
     result.training = model.training

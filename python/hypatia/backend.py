@@ -14,12 +14,14 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .culprit import Part
 from .guard import Guard
 from .options import Options
 from .pipeline import compile_count, optimize_graph
 from .report import GraphReport
+from .yardstick import changed_inputs
 
 __all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
 
@@ -42,7 +44,7 @@ def hypatia(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
         bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
         inference_compiler=functools.partial(_compile, options=parsed, kind="inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
     # Common subexpressions are found in the e-graph; torch's own search for them would import
@@ -92,6 +94,19 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Opti
 
     guard = Guard(gm, optimized, report, mode, recompile, _runnable)
     return _boxed(lambda args: guard.forward(args), optimized)
+
+
+def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """torch's min-cut partition; what is read from an input that changes is kept for the backward graph,
+    which would read it again too late."""
+    stack = changed_inputs(joint)
+    while stack:
+        for user in stack.pop().users:
+            if isinstance(user.target, torch._ops.OpOverload) and not user.target._schema.is_mutable:
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                if user.target.is_view:
+                    stack.append(user)
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def _remember(report: GraphReport) -> None:

@@ -6,7 +6,6 @@ cost nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -22,7 +21,7 @@ from . import pipeline
 from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
 from .report import Check, GraphReport, Removed
-from .trial import Attempt, Forward, Trial, quietly
+from .trial import Attempt, Form, Forward, Trial, quietly
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +35,6 @@ _OUTSIDE = ("_c10d_functional", "c10d", "_dtensor", "fsdp", "symm_mem")
 """Namespaces of ops that talk to other processes: ranks would wait for each other forever."""
 
 Recompile = Callable[[frozenset[Part]], tuple[fx.GraphModule, GraphReport | None]]
-
-
-@dataclasses.dataclass
-class Form:
-    """A form of the graph and how to run it."""
-
-    gm: fx.GraphModule
-    forward: Forward
 
 
 class Guard:
@@ -89,6 +80,13 @@ class Guard:
                 return self._first_call(inputs)
         return forward(args)
 
+    def examine(self, inputs: list[Any]) -> fx.GraphModule:
+        """Checks the graph on inputs without calling it for good; the form that is kept."""
+        with self._lock:
+            if not self._settled and _checkable(inputs):
+                self._first_call(list(inputs), call=False)
+        return self.kept
+
     def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
@@ -98,7 +96,7 @@ class Guard:
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled
 
-    def _first_call(self, inputs: list[Any]) -> Any:
+    def _first_call(self, inputs: list[Any], *, call: bool = True) -> Any:
         start = time.perf_counter()
         trial = Trial(self.original, inputs, strict=self.mode == "strict", training=self.training)
         try:
@@ -110,18 +108,21 @@ class Guard:
             log.warning("%s graph could not be verified", self.report.kind, exc_info=True)
             form = self._as_captured() if self.mode == "strict" else self.compiled
             removed, attempt = [], Attempt(None, None, f"not verified: {error}")
+            failed = True
+        else:
+            failed = False
         if attempt.error is not None:
             # The user's own error: eager raises it too, and says it in its own words.
             trial.random.restore()
-            return self.runnable(self.original)(inputs)
+            return self.runnable(self.original)(inputs) if call else None
         seconds = time.perf_counter() - start - trial.seconds
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
-        if not attempt.ok or removed:
+        if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)
-        if trial.changed or attempt.results is None:
+        if not call or trial.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.
             trial.random.restore()
-            return form.forward(inputs)
+            return form.forward(inputs) if call else None
         trial.after.restore()
         return attempt.results
 
@@ -129,7 +130,7 @@ class Guard:
         return Form(self.original, self.runnable(self.original))
 
     def _decide(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
-        attempt = trial.run(self.compiled.forward)
+        attempt = trial.run(self.compiled)
         if attempt.ok or (attempt.error is not None and trial.eager_fails()):
             return self.compiled, [], attempt
         log.info("%s graph: %s", self.report.kind, attempt)
@@ -148,7 +149,7 @@ class Guard:
                 if report is None:
                     return False
                 form = Form(candidate, self.runnable(candidate))
-                tried[without] = (form, report, trial.run(form.forward))
+                tried[without] = (form, report, trial.run(form))
             return tried[without][2].ok
 
         removed = (
@@ -161,7 +162,7 @@ class Guard:
             return form, removed, attempt
         form = self._as_captured()
         removed = [Removed("graph", self.report.kind, "no rule or kernel is to blame alone")]
-        return form, removed, trial.run(form.forward)
+        return form, removed, trial.run(form)
 
     def _halved(self, parts: Sequence[Part], works: Callable[[frozenset[Part]], bool]) -> list[Removed]:
         """The smallest set of these parts without which the graph is right."""

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import kernels
 from .capture import Captured, target_name, terms, value_of
@@ -30,12 +31,15 @@ def rebuild(
     gm: fx.GraphModule, captured: Captured, emission: dict[str, Any], disabled_kernels: Collection[str] = ()
 ) -> fx.GraphModule:
     """The graph of an emission, with the parameters, names and metadata of the original."""
-    return _Rebuilder(gm, captured, disabled_kernels).build(emission)
+    # Runs on fake tensors are no work of the user's: a mode that counts or logs ops does not see them.
+    with _disable_current_modes():
+        return _Rebuilder(gm, captured, disabled_kernels).build(emission)
 
 
 def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
     """A graph of the values of an emission as they are, computed without kernels of ours."""
-    return _Rebuilder(gm, captured, kernels.names()).build_values(emission)
+    with _disable_current_modes():
+        return _Rebuilder(gm, captured, kernels.names()).build_values(emission)
 
 
 class _Rebuilder:

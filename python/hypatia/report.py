@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections import Counter
 from typing import Any
 
 from torch import fx
@@ -121,18 +122,29 @@ class GraphReport:
         """The steps from the program in to the program out."""
         return json.loads(self.optimization.steps())
 
-    @property
+    @functools.cached_property
     def programs(self) -> tuple[str, str]:
         """The programs in and out as text."""
         return self.optimization.texts()
 
-    @property
+    @functools.cached_property
     def fused(self) -> list[str]:
         """Names of the fused nodes."""
         return [n.name for n in self.after.nodes if n.op == "call_module" and n.name.startswith("fused_")]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphReport:
+        """A report does not change: copies of a graph share it."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be written down; the search itself and the graphs stay behind."""
+        names = ("kind", "check", "data", "proof", "programs", "fused", "graphs")
+        return {name: getattr(self, name) for name in names}
+
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
         """Checks the proof again; steps of more than ``budget`` operations are left out."""
+        if not hasattr(self, "optimization"):
+            raise ValueError("a report that was pickled has the text of the proof, not the proof")
         return Replay(**json.loads(self.optimization.replay(seed, budget)))
 
     def __str__(self) -> str:
@@ -147,7 +159,7 @@ class GraphReport:
             f"at most {100 * d['gap']:.1f}% above the optimum of the search; {d['method']})",
             f"  ops       {sum(d['ops_before'].values())} -> {sum(d['ops_after'].values())}, "
             f"{sum(d['opaque'].values())} left to torch",
-            f"  fused     {', '.join(self.fused) or 'none'}",
+            f"  fused     {_names(self.fused)}",
             f"  rules     {rules}",
             f"  proof     {d['steps']} steps",
             f"  search    {d['nodes']} nodes, {d['classes']} classes; "
@@ -156,3 +168,11 @@ class GraphReport:
         if self.check is not None:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)
+
+
+def _names(names: list[str], most: int = 12) -> str:
+    """Names of nodes; many of them are counted by family."""
+    if len(names) <= most:
+        return ", ".join(names) or "none"
+    families = Counter(name.rpartition("_")[0] for name in names)
+    return ", ".join(f"{family} x{count}" for family, count in families.items())

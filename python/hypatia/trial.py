@@ -14,13 +14,21 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .checking import Comparer, Comparison, memory_allowed
+from .checking import Comparer, Comparison, gradients, memory_allowed
 from .report import Check, Removed
 from .yardstick import RandomState, changed_inputs, devices_of
 
 log = logging.getLogger(__name__)
 
 Forward = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass
+class Form:
+    """A form of the graph and how to run it."""
+
+    gm: fx.GraphModule
+    forward: Forward
 
 
 @dataclasses.dataclass
@@ -59,22 +67,24 @@ class Trial:
         self.changed = changed_inputs(original)
         self.first = Attempt(None, None, "")
         values = dict(zip(placeholders, inputs, strict=True))
-        self.before = {n: pytree.tree_map(_copy, values[n]) for n in self.changed if n in values}
+        self.attributes = {n: _attribute(original, n) for n in original.graph.find_nodes(op="get_attr")}
+        values.update(self.attributes)
+        self.before = {n: pytree.tree_map(_copy, values[n]) for n in self.changed}
         self.order = placeholders
         self.random = RandomState(devices_of(inputs))
         self.after = self.random.copy()
         (output,) = original.graph.find_nodes(op="output")
         self.results = pytree.tree_leaves(output.args[0], is_leaf=lambda a: isinstance(a, fx.Node))
-        values.update({n: _attribute(original, n) for n in original.graph.find_nodes(op="get_attr")})
         values.update(self.before)
         self.comparer = Comparer(original, values, self.random, lambda: memory_allowed(inputs))
         self.sums: dict[fx.Node, int] | None = None
         self.runs = 0
         self.seconds = 0.0
 
-    def run(self, forward: Forward) -> Attempt:
+    def run(self, form: Form) -> Attempt:
         """Runs a form of the graph, on copies of what it changes, and compares."""
-        attempt = self._run(forward)
+        fault = misbound(self.original, form.gm) if self.strict else ""
+        attempt = Attempt(None, None, fault) if fault else self._run(form.forward)
         if not self.runs:
             self.first = attempt
         self.runs += 1
@@ -88,10 +98,16 @@ class Trial:
                 self.sums = self._checksums()
         self.random.restore()
         start = time.perf_counter()
+        mine: list[torch.Tensor | None] = []
         try:
             results = forward(args)
+            if self.training:
+                # Now, before buffers that autograd remembers are put back.
+                mine = gradients(self._by_node(results).values(), self.comparer.leaves.values())
         except Exception as error:
             return Attempt(None, None, f"{type(error).__name__}: {error}", error)
+        finally:
+            self._put_back(copies)
         if not self.runs:
             _synchronize(self.random.devices)
             self.seconds = time.perf_counter() - start
@@ -101,7 +117,7 @@ class Trial:
                 written = self._written()
                 if written:
                     return Attempt(results, None, f"{written} was changed by the compiled graph")
-                return Attempt(results, self._compare(results, copies), "")
+                return Attempt(results, self._compare(results, copies, mine), "")
         except (torch.OutOfMemoryError, MemoryError) as error:
             return self._unchecked(results, error)
         except RuntimeError as error:
@@ -111,17 +127,29 @@ class Trial:
         finally:
             self.after.restore()
 
+    def _put_back(self, copies: dict[fx.Node, Any]) -> None:
+        """Buffers that are attributes are changed in place by a run: their new values are results, and
+        the old ones come back."""
+        for node, buffer in self.attributes.items():
+            if node in self.before and isinstance(buffer, torch.Tensor):
+                with quietly():
+                    copies[node] = buffer.clone()
+                    buffer.copy_(self.before[node])
+
     def _unchecked(self, results: Any, error: BaseException) -> Attempt:
         log.warning("not verified: out of memory (%s)", error)
         return Attempt(results, Comparison(notes=["not verified: out of memory"]), "")
 
-    def _compare(self, results: Any, copies: dict[fx.Node, Any]) -> Comparison:
+    def _by_node(self, results: Any) -> dict[fx.Node, Any]:
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
-        values = {n: v for n, v in zip(self.results, flat, strict=True) if isinstance(n, fx.Node)}
-        values.update(copies)
-        comparison = self.comparer.compare(values)
+        return {n: v for n, v in zip(self.results, flat, strict=True) if isinstance(n, fx.Node)}
+
+    def _compare(
+        self, results: Any, copies: dict[fx.Node, Any], mine: list[torch.Tensor | None]
+    ) -> Comparison:
+        comparison = self.comparer.compare({**self._by_node(results), **copies})
         if self.training:
-            self.comparer.compare_gradients(values, comparison)
+            self.comparer.compare_gradients(mine, comparison)
         return comparison
 
     def eager_fails(self) -> bool:
@@ -136,8 +164,9 @@ class Trial:
         return False
 
     def _checksums(self) -> dict[fx.Node, int]:
-        """Sums over the bits of every input that the graph must not change."""
-        kept = (p for p in zip(self.order, self.inputs, strict=True) if p[0] not in self.before)
+        """Sums over the bits of every input and parameter that the graph must not change."""
+        values = (*zip(self.order, self.inputs, strict=True), *self.attributes.items())
+        kept = (p for p in values if p[0] not in self.before)
         return {n: checksum(v) for n, v in kept if isinstance(v, torch.Tensor)}
 
     def _written(self) -> str:
@@ -159,6 +188,20 @@ class Trial:
         if self.sums is not None and attempt.ok:
             notes.append(f"{len(self.sums)} inputs and parameters unchanged by checksum")
         return Check(mode, status, comparison.equal, comparison.results, removed, notes, seconds)
+
+
+def misbound(original: fx.GraphModule, candidate: fx.GraphModule) -> str:
+    """What is wrong with how the inputs and parameters of a graph are bound in another form of it."""
+    theirs, ours = ([n.name for n in g.graph.find_nodes(op="placeholder")] for g in (original, candidate))
+    if ours != theirs:
+        return f"inputs are bound as {', '.join(ours)} instead of {', '.join(theirs)}"
+    known = {n.target for n in original.graph.find_nodes(op="get_attr")}
+    for node in candidate.graph.find_nodes(op="get_attr"):
+        if node.target in known:
+            here, there = _attribute(candidate, node), _attribute(original, node)
+            if here is not there and isinstance(there, torch.Tensor) and checksum(here) != checksum(there):
+                return f"{node.target} has other values than in the model"
+    return ""
 
 
 def checksum(value: torch.Tensor) -> int:

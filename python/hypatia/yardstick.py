@@ -231,8 +231,8 @@ class Stream:
         wide = _widened(value)
         if self.nudge and isinstance(value, torch.Tensor) and value.is_floating_point():
             eps = torch.finfo(value.dtype).eps
-            share = torch.rand(value.shape, generator=self.dice, dtype=torch.float64) - 0.5
-            wide = wide * (1 + eps * share.to(value.device))
+            share = torch.rand(value.shape, generator=self.dice).sub_(0.5).mul_(eps)
+            wide = wide + wide * share.to(value.device)
         return wide
 
 
