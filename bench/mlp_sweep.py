@@ -3,16 +3,16 @@
     .venv/bin/python bench/mlp_sweep.py [--peers inductor] [--only tiny_b64 ...] [--training] [--json FILE|-]
 
 An MLP falls short when its result is further from float64 than eager's allows, or when it is slower than 0.9
-times eager, by the medians and by the shortest samples. Times are noisy, so a slow one is measured again
-before it counts, together with a call through torch.compile that changes nothing (aot-eager): its guards and
-wrappers are in the time of every backend.
+times eager *and* than 0.9 times a call through torch.compile that changes nothing (aot-eager), by the medians
+and by the shortest samples. The guards and wrappers of torch.compile are in the time of every backend, some
+30 microseconds a call, which small models notice; both ratios are shown. Times are noisy, so a slow one is
+measured again before it counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from diagnostic import Diagnostic, add_device_options, parser, prepare
 
@@ -26,7 +26,7 @@ ATTEMPTS = 3
 def measured(shape: MLPShape, arguments: argparse.Namespace, device: str) -> list[Cell]:
     """Cells of eager, of Hypatia and of the peers, of the best of a few attempts."""
     best: list[Cell] = []
-    backends = ["eager", "hypatia", *arguments.peers]
+    backends = ["eager", "hypatia", *dict.fromkeys(["aot-eager", *arguments.peers])]
     for _ in range(ATTEMPTS):
         cells = bench(
             shape.workload(),
@@ -36,32 +36,35 @@ def measured(shape: MLPShape, arguments: argparse.Namespace, device: str) -> lis
             training=arguments.training,
             repeats=arguments.repeats,
         )
-        if not best or fastest(*cells[:2]) > fastest(*best[:2]):
+        if not best or ratio_of(*cells[:3]) > ratio_of(*best[:3]):
             best = cells
-        if best[1].correct is not True or fastest(*best[:2]) >= LEAST_RATIO:
+        if best[1].correct is not True or ratio_of(*best[:3]) >= LEAST_RATIO:
             break
-        backends = ["eager", "hypatia", *dict.fromkeys([*arguments.peers, "aot-eager"])]
     return best
 
 
-def fastest(eager: Cell, ours: Cell) -> float:
-    """The ratio over eager by medians or by the shortest samples, whichever is better."""
-    if not (eager.samples and ours.samples):
+def ratio_of(eager: Cell, ours: Cell, nothing: Cell) -> float:
+    """The better of the ratios over eager and over a compiled model that changes nothing."""
+    return max(fastest(eager, ours), fastest(nothing, ours))
+
+
+def fastest(peer: Cell, ours: Cell) -> float:
+    """The ratio over a peer by medians or by the shortest samples, whichever is better."""
+    if not (peer.samples and ours.samples):
         return 0.0
-    return max(ours.ratio or 0.0, min(eager.samples) / min(ours.samples))
+    by_median = peer.microseconds / ours.microseconds if peer.microseconds and ours.microseconds else 0.0
+    return max(by_median, min(peer.samples) / min(ours.samples))
 
 
-def shortfall(eager: Cell, ours: Cell, others: Sequence[Cell] = ()) -> str:
+def shortfall(eager: Cell, ours: Cell, nothing: Cell) -> str:
     """Why Hypatia's cell falls short."""
     if ours.reason:
         return ours.reason
     if not ours.correct:
         return f"wrong: error {ours.error:.1e} to float64"
-    ratio = fastest(eager, ours)
-    if ratio < LEAST_RATIO:
-        passing = [c.ratio for c in others if c.backend == "aot-eager" and c.ratio]
-        beside = f" (torch.compile that changes nothing: {passing[0]:.2f}x)" if passing else ""
-        return f"slower: {ratio:.2f}x of eager, {LEAST_RATIO} is the least{beside}"
+    if ratio_of(eager, ours, nothing) < LEAST_RATIO:
+        ratios = f"{fastest(eager, ours):.2f}x of eager, {fastest(nothing, ours):.2f}x of torch.compile alone"
+        return f"slower: {ratios}; {LEAST_RATIO} is the least"
     return ""
 
 
@@ -70,7 +73,12 @@ def main() -> int:
     made = parser(__doc__)
     add_device_options(made)
     names = [shape.name for shape in NINE_MLPS]
-    made.add_argument("--peers", nargs="+", choices=[b for b in BACKENDS if b != "hypatia"], default=[])
+    made.add_argument(
+        "--peers",
+        nargs="+",
+        choices=[b for b in BACKENDS if b not in ("hypatia", "eager", "aot-eager")],
+        default=[],
+    )
     made.add_argument("--only", nargs="+", choices=names, default=names, metavar="MLP", help=", ".join(names))
     made.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
     made.add_argument("--training", action="store_true", help="forward and backward")
@@ -82,6 +90,7 @@ def main() -> int:
         ">eager us",
         ">hypatia us",
         ">over eager",
+        ">over torch.compile alone",
         ">spread",
         ">error",
         ">eager's",
@@ -95,11 +104,12 @@ def main() -> int:
         if shape.name not in arguments.only:
             continue
         with diagnostic.console.status(shape.name):
-            eager, ours, *others = measured(shape, arguments, device)
+            eager, ours, nothing, *others = measured(shape, arguments, device)
         diagnostic.add(
             shape.name,
             *(number(c.microseconds, ",.0f") for c in (eager, ours)),
             number(ours.ratio, ".2f", "x"),
+            number(fastest(nothing, ours), ".2f", "x"),
             number(max(eager.spread, ours.spread), ".1f", "x"),
             *(number(c.error, ".1e") for c in (ours, eager)),
             number(ours.compile_seconds, ".1f"),
@@ -108,8 +118,8 @@ def main() -> int:
                 for c in others[: len(arguments.peers)]
                 for t in (number(c.microseconds, ",.0f"), number(c.ratio, ".2f", "x"))
             ),
-            short=shortfall(eager, ours, others),
-            **{c.backend: c.data() for c in (eager, ours, *others)},
+            short=shortfall(eager, ours, nothing),
+            **{c.backend: c.data() for c in (eager, ours, nothing, *others)},
         )
     return diagnostic.finish()
 

@@ -209,13 +209,17 @@ def checksum(value: torch.Tensor) -> int:
     plain = value.detach()
     if plain.layout is not torch.strided or plain.is_quantized or not plain.numel():
         return 0
+    if plain.nbytes % 8 == 0 and plain.is_contiguous() and plain.data_ptr() % 8 == 0 and not _lazy(plain):
+        with contextlib.suppress(RuntimeError):
+            return int(plain.view(-1).view(torch.int64).sum())
     data = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
     whole = data.numel() // 8 * 8
-    total = 0
-    if whole and data.storage_offset() % 8 == 0:
-        total = int(data[:whole].view(torch.int64).sum())
-        data = data[whole:]
-    return total + int(data.to(torch.int64).sum()) if data.numel() else total
+    total = int(data[:whole].clone().view(torch.int64).sum()) if whole else 0
+    return total + int(data[whole:].to(torch.int64).sum())
+
+
+def _lazy(value: torch.Tensor) -> bool:
+    return value.is_conj() or value.is_neg()
 
 
 @contextlib.contextmanager
