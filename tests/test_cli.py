@@ -60,7 +60,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "syntax.py").write_text("def\n")
     (tmp_path / "quits.py").write_text("raise SystemExit(0)\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYPATIA_CACHE", "on")
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.delenv("HYPATIA_CACHE", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("models", "wrong", "syntax", "quits"):
