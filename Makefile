@@ -128,6 +128,10 @@ without-pytorch: $(HYPATIA_VENV)/.requirements ## programs and proofs through hy
 
 ##@ Benchmarks
 
+.PHONY: bench-cpu
+bench-cpu: build ## speed on this CPU: the nine MLPs, eager, Inductor, torch.compile and hypatia.compile
+	@$(BIN)/python bench/cpu.py
+
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
 	@$(BIN)/python bench/compile.py

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import nn
     from .api import optimize
     from .backend import compile_count, reports
+    from .compiling import compile
     from .errors import PrecisionWarning, VerificationWarning
     from .explaining import explain
     from .options import OptionError, Options
@@ -25,6 +26,7 @@ __all__ = [
     "Verification",
     "VerificationWarning",
     "__version__",
+    "compile",
     "compile_count",
     "explain",
     "nn",
@@ -39,6 +41,7 @@ _HOMES = {
     "PrecisionWarning": "errors",
     "Verification": "verification",
     "VerificationWarning": "errors",
+    "compile": "compiling",
     "compile_count": "backend",
     "explain": "explaining",
     "optimize": "api",

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .culprit import Part
 from .guard import Guard
+from .native import PLAN, NativeGraph
 from .options import Options
 from .pipeline import compile_count, optimize_graph
 from .report import GraphReport
@@ -146,7 +147,7 @@ def boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
     gm.recompile()
-    return gm.forward
+    return NativeGraph(gm, gm.forward) if PLAN in gm.meta else gm.forward
 
 
 def _boxed(run: Any, gm: fx.GraphModule) -> Any:

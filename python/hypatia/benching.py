@@ -15,13 +15,17 @@ import torch._dynamo
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .compiling import compile as hypatia_compile
 from .gradients import WithGradients, cotangents, differentiable
 from .verification import FACTOR, ULPS, Errors
 from .workloads import Workload
 
-BACKENDS = ("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "hypatia")
-"""What can be measured; ``eager-graph`` is eager under a CUDA graph, and ``aot-eager`` a call through
-torch.compile that changes nothing."""
+BACKENDS = (
+    *("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "inductor-freezing"),
+    *("hypatia", "hypatia-direct"),
+)
+"""What can be measured; ``eager-graph`` is eager under a CUDA graph, ``aot-eager`` a call through
+torch.compile that changes nothing, ``hypatia-direct`` a call through hypatia.compile."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -154,6 +158,11 @@ def _compiled(
         if training:
             raise NotMeasured("eager under a CUDA graph is measured in inference only")
         return _graphed(model, inputs)
+    if name == "hypatia-direct":
+        return hypatia_compile(model, *inputs)
+    if name == "inductor-freezing":
+        options = {"freezing": True, "max_autotune": True}
+        return torch.compile(model, backend="inductor", options=options, dynamic=False)
     if name == "inductor-max-autotune":
         return torch.compile(model, backend="inductor", mode="max-autotune", dynamic=False)
     if name in ("aot-eager", "inductor", "hypatia"):

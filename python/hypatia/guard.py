@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensor
 from . import pipeline
 from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
+from .native import NativeGraph
 from .report import Check, GraphReport, Removed
 from .trial import Attempt, Form, Forward, Trial, quietly
 
@@ -119,6 +120,8 @@ class Guard:
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)
+        if isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
+            self.report.times = form.forward.choose(inputs)
         if not call or trial.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.
             trial.random.restore()

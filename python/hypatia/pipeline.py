@@ -11,7 +11,7 @@ from collections.abc import Collection
 from torch import fx
 from torch._logging import trace_structured
 
-from . import programs
+from . import native, programs
 from .capture import capture
 from .errors import UnsupportedError
 from .options import Options
@@ -55,6 +55,10 @@ def optimize_graph(
         captured = capture(gm, weights, autograd=autograd)
         optimization = programs.optimized(captured.text, options.native(captured.device))
         optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+        if kind == "inference" and captured.device.type == "cpu" and native.KERNEL not in kernels:
+            reason = native.attach(optimized, optimization)
+            if reason:
+                log.debug("%s", reason)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
         return gm, None

@@ -28,6 +28,9 @@ class Optimization(Protocol):
     def report(self) -> str:
         """What was done, as JSON."""
 
+    def plan(self) -> _native.NativePlan:
+        """The program as a native plan."""
+
     def graphs(self) -> str:
         """The programs in and out as lists of nodes, as JSON."""
 
@@ -61,6 +64,9 @@ class _Kept:
 
     def report(self) -> str:
         return self._report
+
+    def plan(self) -> _native.NativePlan:
+        return self._again.plan()
 
     def graphs(self) -> str:
         return self._again.graphs()

@@ -25,6 +25,7 @@ from .capture import Captured, target_name, terms, value_of
 from .errors import UnsupportedError
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
+from .native import VALUES
 
 
 def rebuild(
@@ -77,6 +78,7 @@ class _Rebuilder:
         self._changes_last(out)
         root = fx.GraphModule(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
+        root.meta[VALUES] = {nodes[i]["id"]: node.name for i, node in self.env.items()}
         return root
 
     def build_values(self, emission: dict[str, Any]) -> fx.GraphModule:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from . import native
 from .checking import Result
 from .kernels import FusedCall
 from .programs import Optimization
@@ -81,6 +82,8 @@ class GraphReport:
         self.before = before
         self.after = after
         self.check: Check | None = None
+        self.times: tuple[float, float] | None = None
+        """Seconds of a call by the native plan and by torch's ops, where both were timed."""
         self.optimization = optimization
 
     @functools.cached_property
@@ -99,7 +102,8 @@ class GraphReport:
         """Names of the kernels that compute fused ops, each once."""
         modules = self.after.owning_module
         calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
-        return list(dict.fromkeys(c.kernel.name for c in calls if isinstance(c, FusedCall)))
+        names = [c.kernel.name for c in calls if isinstance(c, FusedCall)]
+        return list(dict.fromkeys([*names, *([native.KERNEL] if native.PLAN in modules.meta else [])]))
 
     @property
     def parts(self) -> list[tuple[str, str]]:
@@ -138,7 +142,7 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be written down; the search itself and the graphs stay behind."""
-        names = ("kind", "check", "data", "proof", "programs", "fused", "graphs")
+        names = ("kind", "check", "times", "data", "proof", "programs", "fused", "graphs")
         return {name: getattr(self, name) for name in names}
 
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
@@ -165,6 +169,10 @@ class GraphReport:
             f"  search    {d['nodes']} nodes, {d['classes']} classes; "
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
+        if self.times is not None:
+            plan, graph = self.times
+            kept = "kept" if plan <= graph else "not faster, dropped"
+            lines.append(f"  native    {1e6 * plan:.0f} us, torch's ops {1e6 * graph:.0f} us: {kept}")
         if self.check is not None:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)

@@ -1,5 +1,8 @@
 //! Python binding: converts, calls, maps errors. Graphs, options and reports cross as JSON.
 
+mod plan;
+mod tensor;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hypatia::cost::Target;
@@ -93,6 +96,14 @@ impl Optimization {
     /// What was done, as JSON.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
         guarded(py, || json(&self.optimized.report()))
+    }
+
+    /// The program as a native plan; an error says why there is none.
+    fn plan(&self, py: Python<'_>) -> PyResult<plan::NativePlan> {
+        guarded(py, || {
+            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results).map_err(failed)?;
+            Ok(plan::NativePlan::new(lowered))
+        })
     }
 
     /// The programs in and out as lists of nodes, as JSON.
@@ -200,6 +211,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("HypatiaError", m.py().get_type::<HypatiaError>())?;
     m.add_class::<Optimization>()?;
+    m.add_class::<plan::NativePlan>()?;
+    m.add_class::<plan::BoundPlan>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;

@@ -15,6 +15,7 @@ pub mod optimize;
 pub mod random;
 pub mod report;
 pub mod rules;
+pub mod runtime;
 pub mod ty;
 
 pub use error::{Error, Result};

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from hypatia.benching import Cell
     from hypatia.workloads import Workload
 
-BACKENDS = ("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "hypatia")
+BACKENDS = (
+    *("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "inductor-freezing"),
+    *("hypatia", "hypatia-direct"),
+)
 DTYPES = ("fp32", "bf16", "fp16")
 QUICK_FLOPS = 1e9
 """Without names, workloads up to this size are measured on a CPU."""
@@ -49,7 +52,7 @@ def bench(
 
     Without names, all workloads are measured on a GPU, and the quick ones on a CPU. The exit code is 1
     when Hypatia fails on a workload or its result is worse than eager's. eager-graph is eager under a CUDA
-    graph, aot-eager a call through torch.compile that changes nothing.
+    graph, aot-eager a call through torch.compile that changes nothing, hypatia-direct hypatia.compile.
 
     \b
     Examples:

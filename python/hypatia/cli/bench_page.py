@@ -14,7 +14,9 @@ COLOURS = {
     "aot-eager": "var(--graph)",
     "inductor": "var(--peer)",
     "inductor-max-autotune": "var(--peer2)",
+    "inductor-freezing": "var(--peer2)",
     "hypatia": "var(--ours)",
+    "hypatia-direct": "var(--ours)",
 }
 
 

@@ -36,6 +36,8 @@ pub enum Kind {
 pub struct Emitted {
     /// What it is.
     pub kind: Kind,
+    /// The node of the program.
+    pub id: u32,
     /// Name of the op; empty for captured nodes.
     pub op: &'static str,
     /// The torch op to call.
@@ -159,6 +161,7 @@ impl Emitter<'_> {
         let node = self.program.node(id);
         let mut emitted = Emitted {
             kind: Kind::Copy,
+            id: usize::from(id) as u32,
             op: "",
             target: String::new(),
             args: vec![],

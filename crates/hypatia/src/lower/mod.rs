@@ -1,3 +1,4 @@
 //! From the chosen program to something that runs.
 
 pub mod emit;
+pub mod plan;

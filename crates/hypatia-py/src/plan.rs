@@ -1,0 +1,200 @@
+//! Native plans for Python: bound once to their constants, then one call runs a whole graph.
+
+use std::sync::Arc;
+
+use hypatia::lower::plan::Lowered;
+use hypatia::runtime::plan::{Memory, Plan, Runnable, Value};
+use hypatia::ty::DType;
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use serde::Serialize;
+
+use crate::tensor::Exchange;
+use crate::{failed, json};
+
+/// A plan that waits for its constants.
+#[pyclass(frozen, module = "hypatia._native")]
+pub struct NativePlan {
+    plan: Arc<Plan>,
+    inputs: Vec<usize>,
+    constants: Vec<usize>,
+}
+
+impl NativePlan {
+    pub fn new(lowered: Lowered) -> NativePlan {
+        NativePlan {
+            plan: Arc::new(lowered.plan),
+            inputs: lowered.inputs.into_iter().map(usize::from).collect(),
+            constants: lowered.constants.into_iter().map(usize::from).collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Description {
+    inputs: Vec<usize>,
+    constants: Vec<usize>,
+    steps: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Expected {
+    dtype: DType,
+    shape: Vec<i64>,
+}
+
+impl Expected {
+    fn of(value: &Value) -> Expected {
+        Expected {
+            dtype: value.dtype,
+            shape: value.shape.iter().map(|s| *s as i64).collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("{}{:?}", self.dtype.torch_name(), self.shape)
+    }
+}
+
+#[pymethods]
+impl NativePlan {
+    /// Which nodes of the program are inputs and constants, and what the steps are, as JSON.
+    fn describe(&self) -> PyResult<String> {
+        json(&Description {
+            inputs: self.inputs.clone(),
+            constants: self.constants.clone(),
+            steps: self.plan.steps.iter().map(|s| s.name()).collect(),
+        })
+    }
+
+    /// Packs the constants, which are not needed afterwards. The plan does not run any more once one of the
+    /// watched tensors was changed or lies elsewhere.
+    fn bind(&self, py: Python<'_>, constants: &Bound<'_, PyList>, watched: &Bound<'_, PyList>) -> PyResult<BoundPlan> {
+        let exchange = Exchange::get(py)?;
+        if constants.len() != self.plan.constants.len() {
+            return Err(PyValueError::new_err("another number of constants"));
+        }
+        let mut memories = vec![];
+        for (object, id) in constants.iter().zip(&self.plan.constants) {
+            let expected = Expected::of(&self.plan.values[*id]);
+            let tensor = exchange.borrow(&object)?;
+            if !tensor.is(expected.dtype, &expected.shape) {
+                return Err(PyValueError::new_err(format!(
+                    "a constant is no dense {} on the CPU",
+                    expected.text()
+                )));
+            }
+            memories.push(Memory(tensor.data()));
+        }
+        // SAFETY: the tensors were checked, and the list keeps them alive.
+        let runnable = unsafe { self.plan.clone().bind(&memories) }.map_err(failed)?;
+        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
+        Ok(BoundPlan {
+            inputs: expected(&self.plan.inputs),
+            outputs: expected(&self.plan.outputs),
+            watched,
+            exchange,
+            runnable,
+        })
+    }
+}
+
+/// A tensor whose state is remembered.
+struct Watched {
+    tensor: Py<PyAny>,
+    version: i64,
+    data: usize,
+}
+
+impl Watched {
+    fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
+        let (version, data) = Watched::state(tensor)?;
+        Ok(Watched {
+            tensor: tensor.clone().unbind(),
+            version,
+            data,
+        })
+    }
+
+    fn state(tensor: &Bound<'_, PyAny>) -> PyResult<(i64, usize)> {
+        let py = tensor.py();
+        let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
+        Ok((version, Exchange::get(py)?.borrow(tensor)?.data() as usize))
+    }
+
+    fn holds(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(Watched::state(self.tensor.bind(py))? == (self.version, self.data))
+    }
+}
+
+/// Whether a tensor is a lazy negation: its memory has the other sign.
+fn is_negated(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()
+}
+
+/// A plan with its constants.
+#[pyclass(frozen, module = "hypatia._native")]
+pub struct BoundPlan {
+    runnable: Runnable,
+    inputs: Vec<Expected>,
+    outputs: Vec<Expected>,
+    watched: Vec<Watched>,
+    exchange: Exchange,
+}
+
+#[pymethods]
+impl BoundPlan {
+    /// Whether the watched tensors are as they were.
+    fn current(&self, py: Python<'_>) -> PyResult<bool> {
+        for watched in &self.watched {
+            if !watched.holds(py)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs the plan on dense tensors of the shapes it was made for; none if an input is another one, or if a
+    /// watched tensor changed.
+    #[pyo3(signature = (threads, *inputs))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        threads: usize,
+        inputs: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        if inputs.len() != self.inputs.len() || !self.current(py)? {
+            return Ok(None);
+        }
+        let mut given = Vec::with_capacity(self.inputs.len());
+        for (object, expected) in inputs.iter_borrowed().zip(&self.inputs) {
+            // What has no plain memory is no error here: torch knows what to do with it.
+            let Ok(tensor) = self.exchange.borrow(&object) else {
+                return Ok(None);
+            };
+            if !tensor.is(expected.dtype, &expected.shape) || is_negated(&object)? {
+                return Ok(None);
+            }
+            given.push(Memory(tensor.data()));
+        }
+        let mut fresh = Vec::with_capacity(self.outputs.len());
+        for expected in &self.outputs {
+            fresh.push(self.exchange.allocate(expected.dtype, &expected.shape)?);
+        }
+        let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
+        // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
+        crate::guarded(py, || {
+            unsafe { self.runnable.run(threads, &given, &results) }.map_err(failed)
+        })?;
+        let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
+        PyTuple::new(py, objects).map(Some)
+    }
+
+    /// Bytes of the values in between, and of packed constants.
+    fn bytes(&self) -> (usize, usize) {
+        (self.runnable.arena_bytes(), self.runnable.packed_bytes())
+    }
+}

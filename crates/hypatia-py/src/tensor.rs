@@ -1,0 +1,250 @@
+//! Tensors across the border, by DLPack's table of C functions: no Python call, no copy.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+
+use hypatia::ty::DType;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+const CPU: i32 = 1;
+
+/// DLPack's description of a tensor.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+#[repr(C)]
+struct Managed {
+    version: Version,
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+type SetError = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
+
+/// DLPack's table of functions, version 1.
+#[repr(C)]
+struct Table {
+    version: Version,
+    previous: *mut c_void,
+    allocate: unsafe extern "C" fn(*mut DlTensor, *mut *mut Managed, *mut c_void, SetError) -> c_int,
+    managed_from_object: *const c_void,
+    object_from_managed: unsafe extern "C" fn(*mut Managed, *mut *mut c_void) -> c_int,
+    tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
+    current_stream: *const c_void,
+}
+
+/// torch's functions for exchanging tensors.
+#[derive(Clone, Copy)]
+pub struct Exchange(NonNull<Table>);
+
+// SAFETY: a pointer to a constant table in torch.
+unsafe impl Send for Exchange {}
+// SAFETY: as above.
+unsafe impl Sync for Exchange {}
+
+/// A tensor as it lies in memory; valid as long as the Python object is.
+pub struct Borrowed {
+    tensor: DlTensor,
+}
+
+/// A new dense tensor that belongs to torch once it is an object.
+pub struct Fresh {
+    managed: NonNull<Managed>,
+    exchange: Exchange,
+}
+
+impl Exchange {
+    /// The table of `torch.Tensor`.
+    pub fn get(py: Python<'_>) -> PyResult<Exchange> {
+        static FOUND: PyOnceLock<Exchange> = PyOnceLock::new();
+        FOUND
+            .get_or_try_init(py, || {
+                let tensor = py.import("torch")?.getattr("Tensor")?;
+                let capsule = tensor.getattr("__dlpack_c_exchange_api__")?;
+                // SAFETY: a capsule of this name holds a pointer to the table.
+                let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
+                let table: NonNull<Table> = NonNull::new(pointer.cast()).ok_or_else(|| PyErr::fetch(py))?;
+                // SAFETY: the header is the same in all versions.
+                let version = unsafe { table.as_ref().version };
+                // SAFETY: version 1 has this field.
+                if version.major != 1 || unsafe { table.as_ref().tensor_from_object.is_none() } {
+                    return Err(PyRuntimeError::new_err(format!(
+                        "torch exchanges tensors by DLPack {}.{}, which is not known here",
+                        version.major, version.minor
+                    )));
+                }
+                Ok(Exchange(table))
+            })
+            .copied()
+    }
+
+    fn table(&self) -> &Table {
+        // SAFETY: the table lives as long as torch does.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Looks at a tensor.
+    pub fn borrow(&self, object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+        let Some(look) = self.table().tensor_from_object else {
+            return Err(PyRuntimeError::new_err("torch cannot show its tensors"));
+        };
+        let mut tensor = DlTensor {
+            data: null_mut(),
+            device_type: 0,
+            device_id: 0,
+            ndim: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: null_mut(),
+            strides: null_mut(),
+            byte_offset: 0,
+        };
+        // SAFETY: the GIL is held; torch checks that the object is a tensor.
+        if unsafe { look(object.as_ptr().cast(), &mut tensor) } != 0 {
+            return Err(PyErr::take(object.py()).unwrap_or_else(|| PyTypeError::new_err("not a tensor")));
+        }
+        Ok(Borrowed { tensor })
+    }
+
+    /// A new dense tensor in the CPU's memory.
+    pub fn allocate(&self, dtype: DType, shape: &[i64]) -> PyResult<Fresh> {
+        let (code, bits) = code_of(dtype);
+        let mut sizes = shape.to_vec();
+        let mut steps = vec![1i64; shape.len()];
+        for i in (1..shape.len()).rev() {
+            steps[i - 1] = steps[i] * shape[i].max(1);
+        }
+        let mut prototype = DlTensor {
+            data: null_mut(),
+            device_type: CPU,
+            device_id: 0,
+            ndim: shape.len() as i32,
+            code,
+            bits,
+            lanes: 1,
+            shape: sizes.as_mut_ptr(),
+            strides: steps.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        let mut message = String::new();
+        let mut made: *mut Managed = null_mut();
+        // SAFETY: the prototype and the string outlive the call.
+        let failed =
+            unsafe { (self.table().allocate)(&mut prototype, &mut made, (&raw mut message).cast(), note_error) };
+        match NonNull::new(made) {
+            Some(managed) if failed == 0 => Ok(Fresh {
+                managed,
+                exchange: *self,
+            }),
+            _ => Err(PyRuntimeError::new_err(format!("no memory for a result: {message}"))),
+        }
+    }
+}
+
+unsafe extern "C" fn note_error(context: *mut c_void, _kind: *const c_char, message: *const c_char) {
+    if context.is_null() || message.is_null() {
+        return;
+    }
+    // SAFETY: the context is the string that `allocate` gave, the message a C string.
+    unsafe { (*context.cast::<String>()).push_str(&CStr::from_ptr(message).to_string_lossy()) };
+}
+
+fn code_of(dtype: DType) -> (u8, u8) {
+    let bits = (8 * dtype.size()) as u8;
+    match dtype {
+        DType::Bool => (6, 8),
+        DType::U8 => (1, bits),
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => (0, bits),
+        DType::F16 | DType::F32 | DType::F64 => (2, bits),
+        DType::BF16 => (4, bits),
+    }
+}
+
+impl Borrowed {
+    /// Whether it is a dense tensor of this dtype and shape in the CPU's memory.
+    pub fn is(&self, dtype: DType, shape: &[i64]) -> bool {
+        let t = &self.tensor;
+        if t.device_type != CPU || (t.code, t.bits, t.lanes) != (code_of(dtype).0, code_of(dtype).1, 1) {
+            return false;
+        }
+        if t.ndim as usize != shape.len() {
+            return false;
+        }
+        let mut step = 1;
+        for i in (0..shape.len()).rev() {
+            // SAFETY: shape and strides have `ndim` entries.
+            let (size, stride) = unsafe { (*t.shape.add(i), *t.strides.add(i)) };
+            if size != shape[i] || (size > 1 && stride != step) {
+                return false;
+            }
+            step *= size.max(1);
+        }
+        true
+    }
+
+    /// Where its first element is.
+    pub fn data(&self) -> *mut u8 {
+        if self.tensor.data.is_null() {
+            return null_mut();
+        }
+        // SAFETY: the offset is within the tensor.
+        unsafe { self.tensor.data.cast::<u8>().add(self.tensor.byte_offset as usize) }
+    }
+}
+
+impl Fresh {
+    /// Where its first element is.
+    pub fn data(&self) -> *mut u8 {
+        // SAFETY: it is valid until it is handed over.
+        unsafe { self.managed.as_ref().tensor.data.cast() }
+    }
+
+    /// Hands it over to Python.
+    pub fn into_object(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let mut object: *mut c_void = null_mut();
+        // SAFETY: the GIL is held; torch takes the tensor over.
+        let failed = unsafe { (self.exchange.table().object_from_managed)(self.managed.as_ptr(), &mut object) };
+        if failed != 0 || object.is_null() {
+            return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch did not take a result")));
+        }
+        std::mem::forget(self);
+        // SAFETY: a new reference.
+        Ok(unsafe { Bound::from_owned_ptr(py, object.cast()) })
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        // SAFETY: it was never handed over.
+        unsafe {
+            if let Some(deleter) = self.managed.as_ref().deleter {
+                deleter(self.managed.as_ptr());
+            }
+        }
+    }
+}

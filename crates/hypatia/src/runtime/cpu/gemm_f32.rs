@@ -1,0 +1,229 @@
+//! Linear layers in fp32.
+//!
+//! Weights lie in panels of a few vectors of columns: all of `k` for the first panel, then for the next. A kernel holds
+//! a block of rows × one panel in registers and reads the activations where they are, so that nothing but weights is
+//! ever packed.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use super::aligned::Aligned;
+use super::lanes::{self, Level};
+use super::linear::{Activation, Epilogue, Grid, Mismatch, Rows, RowsMut, Sink, share};
+use crate::runtime::pool::Pool;
+use std::ops::Range;
+
+/// Floats in a vector.
+const LANES: usize = 16;
+/// Vectors in a panel; the last panel may have fewer.
+const VECTORS: usize = 4;
+const PANEL: usize = VECTORS * LANES;
+/// Rows that a kernel takes at once.
+const ROWS: usize = 6;
+/// Terms summed in registers before they are added to the result: a panel's part stays in the second-level cache,
+/// and short chains round less.
+const DEPTH: usize = 384;
+/// Rows of a part: their part of `DEPTH` columns stays in the second-level cache.
+const PART_ROWS: usize = 192;
+/// Multiplications, and weights to read, that are over before a second thread is of much use.
+const ALONE: (usize, usize) = (1 << 18, 1 << 16);
+
+/// A block of the result and what a kernel needs to compute it.
+struct Block {
+    x: *const f32,
+    x_stride: usize,
+    /// The panel, from the first term on.
+    w: *const f32,
+    terms: usize,
+    y: *mut f32,
+    y_stride: usize,
+    rows: usize,
+    columns: usize,
+    /// Adds to what is in the result already.
+    adds: bool,
+    /// Values for the columns, or null.
+    bias: *const f32,
+    relu: bool,
+    /// Weights that are needed soon, and how many cache lines of them to fetch with each term.
+    soon: *const f32,
+    lines: usize,
+}
+
+/// Weights of a linear layer in fp32.
+pub struct PackedF32 {
+    panels: Aligned<f32>,
+    n: usize,
+    k: usize,
+}
+
+impl PackedF32 {
+    /// Packs `n` rows of `k` weights.
+    pub fn pack(weight: Rows<f32>, n: usize, k: usize) -> Result<PackedF32, Mismatch> {
+        weight.check("weight", n, k)?;
+        let mut panels = Aligned::zeroed(n.next_multiple_of(LANES) * k);
+        for column in (0..n).step_by(PANEL) {
+            let columns = PANEL.min(n - column);
+            let width = columns.next_multiple_of(LANES);
+            let panel = &mut panels[column * k..][..width * k];
+            for c in 0..columns {
+                let row = &weight.data[(column + c) * weight.stride..][..k];
+                row.iter().enumerate().for_each(|(i, &w)| panel[i * width + c] = w);
+            }
+        }
+        Ok(PackedF32 { panels, n, k })
+    }
+
+    /// The size in memory.
+    pub fn bytes(&self) -> usize {
+        self.panels.bytes()
+    }
+
+    /// The lengths of a row of the result and of a row of the operand.
+    pub fn sizes(&self) -> (usize, usize) {
+        (self.n, self.k)
+    }
+
+    /// Computes `m` rows of the layer on at most `threads` threads.
+    pub fn run(
+        &self,
+        threads: usize,
+        x: Rows<f32>,
+        m: usize,
+        y: RowsMut<f32>,
+        epilogue: &Epilogue<f32>,
+    ) -> Result<(), Mismatch> {
+        self.run_at(lanes::level(), threads, x, m, y, epilogue)
+    }
+
+    fn run_at(
+        &self,
+        level: Level,
+        threads: usize,
+        x: Rows<f32>,
+        m: usize,
+        y: RowsMut<f32>,
+        epilogue: &Epilogue<f32>,
+    ) -> Result<(), Mismatch> {
+        x.check("operand", m, self.k)?;
+        y.check(m, self.n)?;
+        epilogue.check(m, self.n)?;
+        if m == 0 || self.n == 0 {
+            return Ok(());
+        }
+        let threads = share(threads, (m, self.n, self.k), ALONE);
+        let grid = Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS);
+        let sink = Sink::new(y, epilogue);
+        let call = Call {
+            packed: self,
+            level,
+            x,
+            sink,
+        };
+        Pool::global().run(threads, grid.parts(), &|part| {
+            let (rows, columns) = grid.part(part);
+            // SAFETY: the operands were checked above, and parts do not overlap.
+            unsafe { call.part(rows, columns) }
+        });
+        Ok(())
+    }
+}
+
+struct Call<'a> {
+    packed: &'a PackedF32,
+    level: Level,
+    x: Rows<'a, f32>,
+    sink: Sink<'a, f32>,
+}
+
+/// Columns after which the rest of an epilogue is applied: enough to call it seldom, few enough to be in cache.
+const FINISH: usize = 8 * PANEL;
+/// Bytes of activations up to which a panel is taken to its last term before the next one.
+const RESIDENT: usize = 512 << 10;
+
+impl Call<'_> {
+    /// # Safety
+    /// The rows and columns lie in the result, and no other thread uses their elements now.
+    unsafe fn part(&self, rows: Range<usize>, columns: Range<usize>) {
+        let (k, e) = (self.packed.k, self.sink.epilogue);
+        let rest = !matches!(e.activation, Activation::None | Activation::Relu) || e.residual.is_some();
+        let finish = |from: usize, to: usize| {
+            if rest {
+                // SAFETY: this part's own elements.
+                unsafe { self.sink.finish(self.level, rows.start, rows.len(), from, to - from) };
+            }
+        };
+        // With one pass over the weights in order, memory is read at its full speed.
+        let in_order = rows.len() * k * size_of::<f32>() <= RESIDENT;
+        let chunk = if in_order { PANEL } else { columns.len() };
+        // Passes of even length.
+        let depth = k.div_ceil(k.div_ceil(DEPTH).max(1));
+        for first in columns.clone().step_by(chunk) {
+            let chunk = first..(first + chunk).min(columns.end);
+            let mut term = 0;
+            loop {
+                let terms = depth.min(k - term);
+                for column in chunk.clone().step_by(PANEL) {
+                    // SAFETY: as above.
+                    unsafe { self.panel(&rows, column, term, terms, if in_order { terms } else { k } * PANEL) };
+                    let end = (column + PANEL).min(columns.end);
+                    if term + terms == k && ((end - columns.start).is_multiple_of(FINISH) || end == columns.end) {
+                        finish((end - 1 - columns.start) / FINISH * FINISH + columns.start, end);
+                    }
+                }
+                term += terms;
+                if term == k {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Some terms of all rows for one panel; `next` weights later are those of the next call.
+    ///
+    /// # Safety
+    /// As for [`Call::part`].
+    unsafe fn panel(&self, rows: &Range<usize>, column: usize, term: usize, terms: usize, next: usize) {
+        let PackedF32 { ref panels, n, k } = *self.packed;
+        let e = self.sink.epilogue;
+        let columns = PANEL.min(n - column);
+        let width = columns.next_multiple_of(LANES);
+        let last = term + terms == k;
+        let w = &panels[column * k + term * width..];
+        let bias = e
+            .bias
+            .filter(|_| last)
+            .map_or(std::ptr::null(), |b| b[column..].as_ptr());
+        // Blocks of even height: a last block of one row would take as long as a full one.
+        let blocks = rows.len().div_ceil(ROWS);
+        let lines = VECTORS.div_ceil(blocks);
+        let mut row = rows.start;
+        for i in 0..blocks {
+            let height = rows.len() / blocks + usize::from(i < rows.len() % blocks);
+            let block = Block {
+                x: self.x.data.as_ptr().wrapping_add(row * self.x.stride + term),
+                x_stride: self.x.stride,
+                w: w.as_ptr(),
+                terms,
+                y: self.sink.at(row, column),
+                y_stride: self.sink.stride(),
+                rows: height,
+                columns,
+                adds: term > 0,
+                bias,
+                relu: last && e.activation == Activation::Relu,
+                soon: w.as_ptr().wrapping_add(next + i * lines * terms * LANES),
+                lines: if blocks > 1 && i * lines < VECTORS { lines } else { 0 },
+            };
+            match self.level {
+                // SAFETY: the level was detected; the operands were checked against the sizes.
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => unsafe { avx512::multiply(&block) },
+                _ => lanes::dispatch_at(self.level, portable::Multiply(&block)),
+            }
+            row += height;
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Kernels for CPUs.
+
+pub mod aligned;
+pub mod gemm_bf16;
+pub mod gemm_f32;
+pub mod lanes;
+pub mod linear;
+pub mod math;
+pub mod region;
+pub mod rowwise;

@@ -1,0 +1,249 @@
+//! Fused pointwise regions: an expression over any number of inputs, evaluated a tile at a time in the first-level
+//! cache.
+//!
+//! A [`Region`] is a list of [`Instruction`]s over values: the inputs first, then one value an instruction. It is
+//! typed and turned into vector loops over tile registers once; running it compiles nothing.
+//!
+//! ```
+//! use hypatia::runtime::cpu::region::{Instruction, Op, Region, Rounding, View, ViewMut};
+//! use hypatia::ty::DType;
+//!
+//! // gelu(x + y), y broadcast over the rows of x.
+//! let code = vec![Instruction::new(Op::Add, [0, 1]), Instruction::new(Op::Gelu, [2])];
+//! let region = Region::new(&[DType::F32, DType::F32], code, &[3], Rounding::EveryOp)?;
+//! let (x, y, mut out) = ([-1.0f32, 0.0, 1.0, 2.0], [1.0f32, 0.0], [0.0f32; 4]);
+//! let inputs = [View::new(&x, &[2, 1]), View::new(&y, &[0, 1])];
+//! region.run(1, &[2, 2], &inputs, &mut [ViewMut::new(&mut out, &[2, 1])])?;
+//! assert_eq!(out[0], 0.0);
+//! # Ok::<(), hypatia::Error>(())
+//! ```
+
+mod access;
+mod loops;
+mod program;
+mod run;
+mod table;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use smallvec::SmallVec;
+
+use crate::ty::DType;
+use crate::{Error, Result};
+use program::Program;
+
+pub(crate) use access::Access;
+pub(crate) use run::Bound;
+pub use view::{Element, View, ViewMut};
+pub(crate) use view::{check_bounds, check_distinct};
+
+/// A number known when the region is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scalar {
+    /// For floating types. As in torch, 16-bit types see it in f32, not rounded to 16 bits.
+    Float(f64),
+    /// For integers, and for bool, where all but zero is true.
+    Int(i64),
+}
+
+/// What an instruction does, with torch's meaning, NaN included. Both operands of a binary op have the same dtype:
+/// promotion is written as [`Op::Cast`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// No operands.
+    Constant(Scalar, DType),
+    /// To another dtype: floats to integers by truncation, anything to bool by comparison with zero.
+    Cast(DType),
+    Neg,
+    Abs,
+    Sign,
+    Exp,
+    Expm1,
+    Log,
+    Log1p,
+    Sqrt,
+    Rsqrt,
+    Reciprocal,
+    Square,
+    Sin,
+    Cos,
+    Erf,
+    Tanh,
+    Sigmoid,
+    Relu,
+    Gelu,
+    GeluTanh,
+    Silu,
+    Floor,
+    Ceil,
+    /// Of bool only.
+    Not,
+    Add,
+    Sub,
+    Mul,
+    /// Of floats only.
+    Div,
+    /// Of floats only.
+    Pow,
+    Maximum,
+    Minimum,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    /// Of bool only.
+    And,
+    /// Of bool only.
+    Or,
+    /// `Where(condition, a, b)`.
+    Where,
+    /// `MaskedFill(x, mask, value)`.
+    MaskedFill,
+    /// `Clamp(x, least, greatest)`; if they cross, the greatest.
+    Clamp,
+}
+
+/// One op and the numbers of the values that it takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instruction {
+    /// What is done.
+    pub op: Op,
+    /// To which values.
+    pub args: SmallVec<[usize; 3]>,
+}
+
+impl Instruction {
+    /// An instruction on the values of these numbers.
+    pub fn new(op: Op, args: impl IntoIterator<Item = usize>) -> Instruction {
+        Instruction {
+            op,
+            args: args.into_iter().collect(),
+        }
+    }
+}
+
+/// When values of 16-bit floating types are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// After every op, as eager torch does.
+    EveryOp,
+    /// At casts and when they are stored; in between they keep the precision of f32.
+    AtStores,
+}
+
+/// A typed region, ready to run.
+#[derive(Debug)]
+pub struct Region {
+    pub(crate) inputs: Vec<DType>,
+    pub(crate) outputs: Vec<DType>,
+    program: Program,
+}
+
+impl Region {
+    /// Types and prepares a region with inputs of these dtypes; `outputs` are numbers of values.
+    pub fn new(
+        inputs: &[DType],
+        instructions: Vec<Instruction>,
+        outputs: &[usize],
+        rounding: Rounding,
+    ) -> Result<Region> {
+        let mut types = inputs.to_vec();
+        for (i, instruction) in instructions.iter().enumerate() {
+            let args: SmallVec<[DType; 3]> = instruction
+                .args
+                .iter()
+                .map(|&a| types.get(a).copied())
+                .collect::<Option<_>>()
+                .ok_or_else(|| type_error(instruction.op, i, "takes a value that is not there yet"))?;
+            types.push(infer(instruction.op, &args).map_err(|message| type_error(instruction.op, i, &message))?);
+        }
+        if let Some(bad) = outputs.iter().find(|o| **o >= types.len()) {
+            return Err(Error::Type {
+                op: "region".into(),
+                message: format!("output {bad} of {} values", types.len()),
+            });
+        }
+        Ok(Region {
+            inputs: inputs.to_vec(),
+            outputs: outputs.iter().map(|&o| types[o]).collect(),
+            program: Program::new(inputs.len(), &instructions, &types, outputs, rounding),
+        })
+    }
+
+    /// The dtypes of the inputs.
+    pub fn inputs(&self) -> &[DType] {
+        &self.inputs
+    }
+
+    /// The dtypes of the outputs.
+    pub fn outputs(&self) -> &[DType] {
+        &self.outputs
+    }
+}
+
+fn type_error(op: Op, index: usize, message: &str) -> Error {
+    Error::Type {
+        op: format!("{op:?}"),
+        message: format!("instruction {index} {message}"),
+    }
+}
+
+/// The dtype of a result.
+fn infer(op: Op, args: &[DType]) -> Result<DType, String> {
+    use Op::*;
+    let arity = match op {
+        Constant(..) => 0,
+        Add | Sub | Mul | Div | Pow | Maximum | Minimum | Eq | Ne | Lt | Le | Gt | Ge | And | Or => 2,
+        Where | MaskedFill | Clamp => 3,
+        _ => 1,
+    };
+    if args.len() != arity {
+        return Err(format!("takes {arity} operands, not {}", args.len()));
+    }
+    let same = |a: DType, b: DType| {
+        if a == b {
+            Ok(a)
+        } else {
+            Err(format!("takes {a} and {b}, which differ"))
+        }
+    };
+    let demand = |ok: bool| {
+        if ok {
+            Ok(args[0])
+        } else {
+            Err(format!("is not defined for {}", args[0]))
+        }
+    };
+    match op {
+        Constant(Scalar::Float(_), dtype) if !dtype.is_float() => Err(format!("makes a {dtype} of a float")),
+        Constant(_, dtype) | Cast(dtype) => Ok(dtype),
+        Not => demand(args[0] == DType::Bool),
+        And | Or => demand(args[0] == DType::Bool && args[1] == DType::Bool),
+        Neg | Abs | Sign | Square | Relu => demand(args[0] != DType::Bool),
+        Add | Sub | Mul | Maximum | Minimum => {
+            demand(args[0] != DType::Bool)?;
+            same(args[0], args[1])
+        }
+        Div | Pow => {
+            demand(args[0].is_float())?;
+            same(args[0], args[1])
+        }
+        Eq | Ne | Lt | Le | Gt | Ge => same(args[0], args[1]).map(|_| DType::Bool),
+        Where => {
+            demand(args[0] == DType::Bool)?;
+            same(args[1], args[2])
+        }
+        MaskedFill if args[1] != DType::Bool => Err(format!("takes a mask of bool, not {}", args[1])),
+        MaskedFill => same(args[0], args[2]),
+        Clamp => {
+            demand(args[0] != DType::Bool)?;
+            same(same(args[0], args[1])?, args[2])
+        }
+        _ => demand(args[0].is_float()),
+    }
+}

@@ -1,0 +1,181 @@
+//! Running a region: tiles in order, ranges of tiles on threads.
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
+use super::access::Access;
+use super::loops::Tile;
+use super::program::{Place, Step, TILE};
+use super::view::{check_bounds, check_distinct};
+use super::{Region, View, ViewMut};
+use crate::runtime::pool::Pool;
+use crate::ty::DType;
+use crate::{Error, Result};
+
+/// Tiles are computed in multiples of the widest vector: what a last tile lacks is computed in its registers.
+const LANES: usize = 16;
+
+/// Nanoseconds of work for each thread. Two threads break even at 8 us of work in all when the other one is still
+/// spinning, and at 30 to 60 us when it sleeps.
+const WORTH_THREADS: f64 = 20_000.0;
+
+/// Parts for each thread: enough to even out a thread that is late.
+const PARTS: usize = 4;
+
+/// A cache line, so that registers are aligned.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "used by address")] [u8; 64]);
+
+thread_local! {
+    /// The registers of this thread. They are taken while a range runs, so that one inside another gets its own.
+    static ARENA: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// A region and the memory of one run.
+pub(crate) struct Bound {
+    pub(crate) inputs: SmallVec<[Access; 4]>,
+    pub(crate) outputs: SmallVec<[Access; 2]>,
+    /// Whether outputs may be written before all inputs of the tile are read.
+    pub(crate) apart: bool,
+}
+
+impl Bound {
+    pub(crate) fn new(inputs: SmallVec<[Access; 4]>, outputs: SmallVec<[Access; 2]>) -> Bound {
+        let apart = outputs.iter().all(|o| {
+            let (first, last) = o.span();
+            inputs.iter().all(|i| {
+                let (other_first, other_last) = i.span();
+                last < other_first || other_last < first
+            })
+        });
+        Bound { inputs, outputs, apart }
+    }
+}
+
+impl Region {
+    /// Computes the outputs, all of this shape, on at most `threads` threads.
+    pub fn run(&self, threads: usize, shape: &[usize], inputs: &[View], outputs: &mut [ViewMut]) -> Result<()> {
+        let bound = self.bind(shape, inputs, outputs)?;
+        let count: usize = shape.iter().product();
+        let tiles = count.div_ceil(TILE);
+        let worth = (count as f64 * self.program.weight / WORTH_THREADS) as usize;
+        let threads = threads.min(worth.max(1)).min(tiles);
+        let parts = if threads <= 1 { 1 } else { (threads * PARTS).min(tiles) };
+        Pool::global().run(threads, parts, &|part| {
+            let (start, end) = (tiles * part / parts * TILE, tiles * (part + 1) / parts * TILE);
+            // SAFETY: `bind` checked the memory, and parts write different positions.
+            unsafe { self.run_range(&bound, start, end.min(count)) };
+        });
+        Ok(())
+    }
+
+    /// Checks the memory of a run.
+    pub(crate) fn bind(&self, shape: &[usize], inputs: &[View], outputs: &[ViewMut]) -> Result<Bound> {
+        check_types("inputs", &self.inputs, inputs.iter().map(|v| v.dtype))?;
+        check_types("outputs", &self.outputs, outputs.iter().map(|v| v.dtype))?;
+        for (i, v) in inputs.iter().enumerate() {
+            check_bounds("input", i, shape, v.strides, v.len)?;
+        }
+        for (i, v) in outputs.iter().enumerate() {
+            check_bounds("output", i, shape, v.strides, v.len)?;
+            check_distinct(shape, v.strides)?;
+        }
+        Ok(Bound::new(
+            inputs
+                .iter()
+                .map(|v| Access::new(v.data.cast_mut(), v.dtype, shape, v.strides))
+                .collect(),
+            outputs
+                .iter()
+                .map(|v| Access::new(v.data, v.dtype, shape, v.strides))
+                .collect(),
+        ))
+    }
+
+    /// Computes the positions from `start` to `end`.
+    ///
+    /// # Safety
+    /// The memory of `bound` must be that of this region's dtypes and hold these positions, and no other thread may
+    /// use the outputs there.
+    pub(crate) unsafe fn run_range(&self, bound: &Bound, start: usize, end: usize) {
+        let p = &self.program;
+        let mut arena = ARENA.take();
+        if arena.len() * size_of::<Line>() < p.arena {
+            arena.resize(p.arena.div_ceil(size_of::<Line>()), Line([0; 64]));
+        }
+        let base: *mut u8 = arena.as_mut_ptr().cast();
+        let registers: SmallVec<[*mut u8; 32]> = p
+            .places
+            .iter()
+            .map(|place| match *place {
+                Place::Register(offset) => base.wrapping_add(offset),
+                Place::Constant(index) => std::ptr::from_ref(&p.constants[index]).cast_mut().cast(),
+                Place::None => std::ptr::null_mut(),
+            })
+            .collect();
+        let mut slots = registers.clone();
+        for at in (start..end).step_by(TILE) {
+            let exact = TILE.min(end - at);
+            let len = exact.next_multiple_of(LANES);
+            slots.copy_from_slice(&registers);
+            if len == exact && bound.apart {
+                self.direct_outputs(bound, at, exact, &mut slots);
+            }
+            for step in &p.steps {
+                // SAFETY: registers have room for a tile and differ from those of operands; loads and direct outputs
+                // stay within the range, whose memory the caller answers for.
+                unsafe {
+                    match *step {
+                        Step::Load { input, value } => match bound.inputs[input].direct(at, exact) {
+                            Some(memory) if len == exact && (bound.apart || !p.outputs.contains(&value)) => {
+                                slots[value] = memory;
+                            }
+                            _ => bound.inputs[input].load(at, exact, slots[value]),
+                        },
+                        Step::Compute { run, args, value } => run(&Tile {
+                            args: args.map(|a| slots[a].cast_const()),
+                            out: slots[value],
+                            len,
+                        }),
+                        Step::Round { run, value } => run(slots[value], len),
+                    }
+                }
+            }
+            for (access, &value) in bound.outputs.iter().zip(&p.outputs) {
+                if access.direct(at, exact) != Some(slots[value]) {
+                    // SAFETY: as above; the register holds the value of every position of the tile.
+                    unsafe { access.store(at, exact, slots[value]) };
+                }
+            }
+        }
+        ARENA.set(arena);
+    }
+
+    /// Lets computed values be written where they belong instead of into registers.
+    fn direct_outputs(&self, bound: &Bound, at: usize, len: usize, slots: &mut [*mut u8]) {
+        for (i, (access, &value)) in bound.outputs.iter().zip(&self.program.outputs).enumerate() {
+            // The first values are the inputs, which are not computed.
+            let loaded = value < bound.inputs.len();
+            let before = self.program.outputs[..i].contains(&value);
+            if let Some(memory) = access.direct(at, len)
+                && !loaded
+                && !before
+            {
+                slots[value] = memory;
+            }
+        }
+    }
+}
+
+fn check_types(what: &str, wanted: &[DType], given: impl ExactSizeIterator<Item = DType>) -> Result<()> {
+    let given: SmallVec<[DType; 8]> = given.collect();
+    if given[..] == *wanted {
+        return Ok(());
+    }
+    Err(Error::Type {
+        op: "region".into(),
+        message: format!("{what} are {given:?} instead of {wanted:?}"),
+    })
+}

@@ -1,0 +1,312 @@
+//! Ops along rows of the last dimensions: softmax, norms, sums, with pointwise work before and after.
+//!
+//! A few rows at a time are brought into the first-level cache by the prologue, reduced and normalised there, and
+//! written by the epilogue: memory is read and written once.
+//!
+//! ```
+//! use hypatia::runtime::cpu::region::{View, ViewMut};
+//! use hypatia::runtime::cpu::rowwise::{RowOp, Rowwise};
+//! use hypatia::ty::DType;
+//!
+//! let (x, mut out) = ([0.0f32, 0.0, 1.0, 1.0], [0.0f32; 4]);
+//! let softmax = Rowwise::new(RowOp::Softmax, DType::F32)?;
+//! softmax.run(1, &[2, 2], 1, &[View::new(&x, &[2, 1])], &mut [ViewMut::new(&mut out, &[2, 1])])?;
+//! assert_eq!(out, [0.5; 4]);
+//! # Ok::<(), hypatia::Error>(())
+//! ```
+
+mod rows;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
+use super::lanes::dispatch;
+use super::region::{Access, Bound, Region, View, ViewMut, check_bounds, check_distinct};
+use crate::runtime::pool::Pool;
+use crate::ty::DType;
+use crate::{Error, Result};
+use rows::{Number, Rows};
+
+/// What is done with a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum RowOp {
+    Softmax,
+    LogSoftmax,
+    /// (x - mean) / √(variance + eps).
+    LayerNorm {
+        eps: f64,
+    },
+    /// x / √(mean of squares + eps).
+    RmsNorm {
+        eps: f64,
+    },
+    Sum,
+    Mean,
+    /// The greatest element, NaN if there is one.
+    Amax,
+}
+
+impl RowOp {
+    /// True if a row becomes one number.
+    pub fn reduces(self) -> bool {
+        matches!(self, RowOp::Sum | RowOp::Mean | RowOp::Amax)
+    }
+}
+
+/// Elements that are worked on at a time, in whole rows: they and their results fit the first-level cache.
+const GROUP: usize = 4096;
+
+/// Elements for each thread: about 20 us of work, since waking a thread takes longer.
+const WORTH_THREADS: usize = 32_768;
+
+/// Parts for each thread: enough to even out a thread that is late.
+const PARTS: usize = 4;
+
+/// A row op with its prologue and epilogue, ready to run.
+#[derive(Debug)]
+pub struct Rowwise {
+    op: RowOp,
+    /// The dtype of the rows where there is no prologue, and of the result where there is no epilogue.
+    dtype: DType,
+    /// What the op computes in.
+    compute: DType,
+    prologue: Option<Region>,
+    epilogue: Option<Region>,
+}
+
+impl Rowwise {
+    /// An op on rows of a floating dtype. It computes in f32, in f64 for f64, and rounds its result once.
+    pub fn new(op: RowOp, dtype: DType) -> Result<Rowwise> {
+        if !dtype.is_float() {
+            return Err(fail(op, format!("is not defined for {dtype}")));
+        }
+        let compute = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        Ok(Rowwise {
+            op,
+            dtype,
+            compute,
+            prologue: None,
+            epilogue: None,
+        })
+    }
+
+    /// Takes the rows from the first output of a region, which must be f32, or f64 if the dtype is. Its other outputs
+    /// are written.
+    pub fn with_prologue(mut self, region: Region) -> Result<Rowwise> {
+        if region.outputs().first() != Some(&self.compute) {
+            return Err(fail(
+                self.op,
+                format!("needs a prologue whose first output is {}", self.compute),
+            ));
+        }
+        self.prologue = Some(region);
+        Ok(self)
+    }
+
+    /// Hands the result to a region as its first input, which must be f32, or f64 if the dtype is.
+    pub fn with_epilogue(mut self, region: Region) -> Result<Rowwise> {
+        if region.inputs().first() != Some(&self.compute) {
+            return Err(fail(
+                self.op,
+                format!("needs an epilogue whose first input is {}", self.compute),
+            ));
+        }
+        self.epilogue = Some(region);
+        Ok(self)
+    }
+
+    /// Runs on tensors of this shape, whose last `reduced` dimensions are the rows.
+    ///
+    /// Inputs are those of the prologue, or the rows themselves, then those of the epilogue but its first. Outputs are
+    /// those of the epilogue, or the result itself, then those of the prologue but its first. If the op reduces, the
+    /// epilogue's have the shape without the last `reduced` dimensions.
+    pub fn run(
+        &self,
+        threads: usize,
+        shape: &[usize],
+        reduced: usize,
+        inputs: &[View],
+        outputs: &mut [ViewMut],
+    ) -> Result<()> {
+        if reduced > shape.len() {
+            return Err(fail(
+                self.op,
+                format!("cannot take {reduced} dimensions of shape {shape:?}"),
+            ));
+        }
+        let (row_shape, columns) = shape.split_at(shape.len() - reduced);
+        let (rows, width): (usize, usize) = (row_shape.iter().product(), columns.iter().product());
+        if width == 0 && rows > 0 && self.op == RowOp::Amax {
+            return Err(fail(self.op, format!("has nothing to choose from in shape {shape:?}")));
+        }
+        let after = if self.op.reduces() { row_shape } else { shape };
+        let taken = self.prologue.as_ref().map_or(1, |p| p.inputs().len());
+        let made = self.epilogue.as_ref().map_or(1, |e| e.outputs().len());
+        if inputs.len() < taken || outputs.len() < made {
+            return Err(fail(
+                self.op,
+                format!("takes at least {taken} inputs and {made} outputs"),
+            ));
+        }
+        let (before_in, after_in) = inputs.split_at(taken);
+        let (after_out, before_out) = outputs.split_at(made);
+        let (whole, first) = ([self.dtype], [self.compute]);
+        let take_types = self.prologue.as_ref().map_or(&whole[..], |p| p.inputs());
+        let keep_types = self.prologue.as_ref().map_or(&first[..], |p| p.outputs());
+        let join_types = self.epilogue.as_ref().map_or(&first[..], |e| e.inputs());
+        let make_types = self.epilogue.as_ref().map_or(&whole[..], |e| e.outputs());
+        let bound = Stages {
+            take: self.read(shape, take_types, before_in)?,
+            keep: self.write(shape, &keep_types[1..], before_out)?,
+            join: self.read(after, &join_types[1..], after_in)?,
+            make: self.write(after, make_types, after_out)?,
+        };
+        let group = (GROUP / width.max(1)).clamp(1, rows.max(1));
+        let groups = rows.div_ceil(group);
+        let threads = threads.min((rows * width / WORTH_THREADS).max(1)).min(groups);
+        let parts = if threads <= 1 { 1 } else { (threads * PARTS).min(groups) };
+        Pool::global().run(threads, parts, &|part| {
+            let (start, end) = (
+                groups * part / parts * group,
+                (groups * (part + 1) / parts * group).min(rows),
+            );
+            if self.compute == DType::F64 {
+                self.part::<f64>(&bound, start, end, group, width);
+            } else {
+                self.part::<f32>(&bound, start, end, group, width);
+            }
+        });
+        Ok(())
+    }
+
+    fn read(&self, shape: &[usize], types: &[DType], views: &[View]) -> Result<SmallVec<[Access; 4]>> {
+        if !types.iter().copied().eq(views.iter().map(|v| v.dtype)) {
+            return Err(fail(self.op, format!("takes inputs of {types:?}")));
+        }
+        for (i, v) in views.iter().enumerate() {
+            check_bounds("input", i, shape, v.strides, v.len)?;
+        }
+        let accesses = views
+            .iter()
+            .map(|v| Access::new(v.data.cast_mut(), v.dtype, shape, v.strides));
+        Ok(accesses.collect())
+    }
+
+    fn write(&self, shape: &[usize], types: &[DType], views: &[ViewMut]) -> Result<SmallVec<[Access; 2]>> {
+        if !types.iter().copied().eq(views.iter().map(|v| v.dtype)) {
+            return Err(fail(self.op, format!("makes outputs of {types:?}")));
+        }
+        for (i, v) in views.iter().enumerate() {
+            check_bounds("output", i, shape, v.strides, v.len)?;
+            check_distinct(shape, v.strides)?;
+        }
+        Ok(views
+            .iter()
+            .map(|v| Access::new(v.data, v.dtype, shape, v.strides))
+            .collect())
+    }
+
+    /// The rows from `start` to `end`, a group at a time.
+    fn part<T: Number>(&self, bound: &Stages, start: usize, end: usize, group: usize, width: usize) {
+        let size = size_of::<T>();
+        let room = group * width.max(1);
+        let mut buffer = BUFFER.take();
+        // 16 numbers more than needed: the second half starts on another cache line.
+        let words = (2 * room + 16) * size / 8 + 1;
+        if buffer.len() < words {
+            buffer.resize(words, 0);
+        }
+        let first: *mut u8 = buffer.as_mut_ptr().cast();
+        let second = first.wrapping_add((room + 16) / 16 * 16 * size);
+        let mut before = Bound::new(
+            bound.take.clone(),
+            std::iter::once(self.dense(first, 0, 0))
+                .chain(bound.keep.iter().cloned())
+                .collect(),
+        );
+        let mut after = Bound::new(
+            std::iter::once(self.dense(second, 0, 0))
+                .chain(bound.join.iter().cloned())
+                .collect(),
+            bound.make.clone(),
+        );
+        let per_row = if self.op.reduces() { 1 } else { width };
+        for row in (start..end).step_by(group) {
+            let count = group.min(end - row);
+            let (at, len) = (row * width, count * width);
+            let (out_at, out_len) = (row * per_row, count * per_row);
+            // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
+            // they do not overlap. A result goes where an input came from only if it is the same place, which
+            // `Rows` and regions allow.
+            unsafe {
+                let source = match &self.prologue {
+                    Some(region) => {
+                        before.outputs[0] = self.dense(first, at, len);
+                        region.run_range(&before, at, at + len);
+                        first
+                    }
+                    None => bound.take[0].direct(at, len).unwrap_or_else(|| {
+                        bound.take[0].load(at, len, first);
+                        first
+                    }),
+                };
+                let target = match &self.epilogue {
+                    None => bound.make[0]
+                        .direct(out_at, out_len)
+                        .filter(|t| *t != source)
+                        .unwrap_or(second),
+                    Some(_) => second,
+                };
+                dispatch(Rows::<T> {
+                    op: self.op,
+                    source: std::slice::from_raw_parts(source.cast(), len),
+                    target: std::slice::from_raw_parts_mut(target.cast(), out_len),
+                    count,
+                    width,
+                });
+                match &self.epilogue {
+                    Some(region) => {
+                        after.inputs[0] = self.dense(second, out_at, out_len);
+                        region.run_range(&after, out_at, out_at + out_len);
+                    }
+                    None if target == second => bound.make[0].store(out_at, out_len, second),
+                    None => {}
+                }
+            }
+        }
+        BUFFER.set(buffer);
+    }
+
+    fn dense(&self, data: *mut u8, start: usize, len: usize) -> Access {
+        Access::dense(data, self.compute, start, len)
+    }
+}
+
+thread_local! {
+    /// Rows and results of this thread, taken while a part runs.
+    static BUFFER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+}
+
+/// The memory of a run.
+struct Stages {
+    /// Inputs of the prologue.
+    take: SmallVec<[Access; 4]>,
+    /// Outputs of the prologue but its first.
+    keep: SmallVec<[Access; 2]>,
+    /// Inputs of the epilogue but its first.
+    join: SmallVec<[Access; 4]>,
+    /// Outputs of the epilogue.
+    make: SmallVec<[Access; 2]>,
+}
+
+fn fail(op: RowOp, message: String) -> Error {
+    Error::Type {
+        op: format!("{op:?}"),
+        message,
+    }
+}

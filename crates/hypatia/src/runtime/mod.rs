@@ -1,0 +1,6 @@
+//! Running compiled programs without Python.
+
+pub mod arena;
+pub mod cpu;
+pub mod plan;
+pub mod pool;

@@ -1,0 +1,273 @@
+//! Threads for kernels: parts of a job are claimed by the caller and by workers that spin for a
+//! moment after a job and then sleep.
+//!
+//! One job runs at a time. A second caller does its own work alone instead of waiting, so that
+//! concurrent callers neither queue nor oversubscribe the machine.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// How long an idle worker spins before it sleeps. Waking one takes about as long.
+const SPIN: Duration = Duration::from_micros(50);
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// Moves when there is a new job; its low bits say nothing else.
+    epoch: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    parts: AtomicUsize,
+    next: AtomicUsize,
+    /// Workers that may take part in this job.
+    wanted: AtomicUsize,
+    /// Workers that have not yet left the current job.
+    inside: AtomicUsize,
+    panicked: AtomicBool,
+}
+
+// SAFETY: `job` is written only by the caller that holds the lock and while no worker is inside a
+// job, and read by workers only after they saw the epoch that was published after the write.
+unsafe impl Sync for Shared {}
+
+struct Worker {
+    thread: Thread,
+    asleep: std::sync::Arc<AtomicU32>,
+}
+
+/// A pool of worker threads.
+pub struct Pool {
+    shared: &'static Shared,
+    workers: Mutex<Workers>,
+}
+
+struct Workers {
+    /// The process that started them: after a fork they are gone.
+    process: u32,
+    list: Vec<Worker>,
+}
+
+impl Pool {
+    /// The pool of this process; its threads start when they are first needed.
+    pub fn global() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(Pool::new)
+    }
+
+    fn new() -> Pool {
+        // A pool lives as long as its process, since workers refer to it.
+        let shared = Box::leak(Box::new(Shared {
+            epoch: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            parts: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            wanted: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+        }));
+        Pool {
+            shared,
+            workers: Mutex::new(Workers {
+                process: std::process::id(),
+                list: vec![],
+            }),
+        }
+    }
+
+    /// Calls `f` with every number below `parts`, on at most `threads` threads, the caller among them.
+    pub fn run(&self, threads: usize, parts: usize, f: &(dyn Fn(usize) + Sync)) {
+        let threads = threads.min(parts);
+        if threads <= 1 {
+            return (0..parts).for_each(f);
+        }
+        let mut workers = match self.workers.try_lock() {
+            Ok(workers) => workers,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return (0..parts).for_each(f),
+        };
+        if workers.process != std::process::id() || !self.grow(&mut workers, threads - 1) {
+            return (0..parts).for_each(f);
+        }
+        let s = self.shared;
+        // SAFETY: no worker is inside a job (`inside` was waited for below), and this thread holds the
+        // lock. The lifetime ends here for workers too: this function returns after they all left.
+        unsafe { *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(f)) };
+        s.parts.store(parts, Ordering::Relaxed);
+        s.next.store(0, Ordering::Relaxed);
+        s.wanted.store(threads - 1, Ordering::Relaxed);
+        s.inside.store(workers.list.len(), Ordering::Relaxed);
+        s.panicked.store(false, Ordering::Relaxed);
+        s.epoch.fetch_add(1, Ordering::SeqCst);
+        for worker in &workers.list {
+            if worker.asleep.load(Ordering::SeqCst) == 1 {
+                worker.thread.unpark();
+            }
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| claim(s, f)));
+        let mut spins = 0u32;
+        while s.inside.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < 20_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        drop(workers);
+        if let Err(panic) = mine {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(
+            !s.panicked.load(Ordering::Relaxed),
+            "a kernel panicked in a worker thread"
+        );
+    }
+
+    /// Starts workers until there are enough; false if the system refuses.
+    fn grow(&self, workers: &mut Workers, count: usize) -> bool {
+        while workers.list.len() < count {
+            let asleep = std::sync::Arc::new(AtomicU32::new(0));
+            let (shared, index, flag) = (self.shared, workers.list.len(), asleep.clone());
+            let seen = shared.epoch.load(Ordering::SeqCst);
+            let started = std::thread::Builder::new()
+                .name(format!("hypatia-{index}"))
+                .spawn(move || work(shared, index, &flag, seen));
+            match started {
+                Ok(handle) => workers.list.push(Worker {
+                    thread: handle.thread().clone(),
+                    asleep,
+                }),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+fn claim(shared: &Shared, f: &(dyn Fn(usize) + Sync)) {
+    let parts = shared.parts.load(Ordering::Relaxed);
+    loop {
+        let part = shared.next.fetch_add(1, Ordering::Relaxed);
+        if part >= parts {
+            return;
+        }
+        f(part);
+    }
+}
+
+fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64) {
+    loop {
+        let start = Instant::now();
+        let mut turns = 0u32;
+        loop {
+            let epoch = shared.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                seen = epoch;
+                break;
+            }
+            std::hint::spin_loop();
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(64) && start.elapsed() > SPIN {
+                asleep.store(1, Ordering::SeqCst);
+                while shared.epoch.load(Ordering::SeqCst) == seen {
+                    std::thread::park();
+                }
+                asleep.store(0, Ordering::SeqCst);
+            }
+        }
+        if index < shared.wanted.load(Ordering::Relaxed) {
+            // SAFETY: the caller published the job before the epoch and waits until `inside` is zero.
+            let job = unsafe { (*shared.job.get()).map(|f| &*f) };
+            if let Some(f) = job
+                && catch_unwind(AssertUnwindSafe(|| claim(shared, f))).is_err()
+            {
+                shared.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        shared.inside.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_runs_once() {
+        let pool = Pool::new();
+        for parts in [0, 1, 2, 3, 17, 1000] {
+            for threads in [1, 2, 3, 8] {
+                let counts: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(threads, parts, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{parts} on {threads}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn callers_at_once_do_not_wait_for_each_other() {
+        let pool = Pool::new();
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        pool.run(2, 10, &|i| {
+                            total.fetch_add(i, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 45);
+    }
+
+    #[test]
+    fn a_job_inside_a_job_runs_alone() {
+        let pool = Pool::new();
+        let total = AtomicUsize::new(0);
+        pool.run(2, 4, &|_| {
+            pool.run(2, 4, &|i| {
+                total.fetch_add(i, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 4 * 6);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new();
+        for _ in 0..20 {
+            let failed = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(2, 8, &|i| assert!(i != 5, "planted"));
+            }));
+            assert!(failed.is_err());
+        }
+        let total = AtomicUsize::new(0);
+        pool.run(2, 8, &|i| {
+            total.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 28);
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        let pool = Pool::new();
+        for _ in 0..5 {
+            let total = AtomicUsize::new(0);
+            pool.run(3, 64, &|i| {
+                total.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(total.load(Ordering::Relaxed), 64 * 63 / 2);
+            std::thread::sleep(4 * SPIN);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+"""Native plans: whole graphs as one call into Rust, through torch.compile and through hypatia.compile."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import resource
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hypatia
+from hypatia import native
+from hypatia.backend import collecting
+from support import fresh_dynamo
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is kept even where it is not faster: what is tested is what it computes."""
+    fresh_dynamo()
+    torch.manual_seed(0)
+    monkeypatch.setattr(native.NativeGraph, "choose", lambda self, args: (0.0, 1.0))
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class Layers(nn.Module):
+    """Two linear layers with something between them."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(19, 37, bias), nn.Linear(37, 5, bias)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(x)))
+
+
+def planned(model: nn.Module, *inputs: torch.Tensor, native_wanted: bool = True) -> Any:
+    """The result of a first and a second call; the graph has a native plan if one is wanted."""
+    compiled = torch.compile(model.eval(), backend="hypatia")
+    with torch.no_grad(), collecting() as reports:
+        compiled(*inputs)
+        result = compiled(*inputs)
+    assert [native.KERNEL in r.kernels for r in reports] == [native_wanted], reports
+    assert all(r.check.status == "passed" for r in reports)
+    return result
+
+
+def assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
+    """As close to float64 as eager is: at most twice its error, plus a few roundings."""
+    with torch.no_grad():
+        eager = model(*inputs)
+        wide = copy.deepcopy(model).double()(*[x.double() for x in inputs])
+    assert result.shape == eager.shape
+    assert result.dtype == eager.dtype
+    if eager.numel():
+        scale, eps = wide.abs().max().item(), torch.finfo(eager.dtype).eps
+        allowed = 2 * (eager.double() - wide).abs().max().item() + 4 * eps * scale
+        assert (result.double() - wide).abs().max().item() <= allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_linear_layers(name: str, bias: bool, dtype: torch.dtype) -> None:
+    model, x = Layers(ACTIVATIONS[name], bias).to(dtype), torch.randn(7, 19).to(dtype)
+    assert_right(planned(model, x), model, x)
+
+
+@pytest.mark.parametrize("shape", [(19,), (1, 19), (33, 19), (2, 3, 19), (0, 19), (2, 0, 19)])
+def test_batch_shapes(shape: tuple[int, ...]) -> None:
+    model, x = Layers(F.relu), torch.randn(shape)
+    assert_right(planned(model, x), model, x)
+
+
+def test_residuals_and_broadcasts() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(24, 48), nn.Linear(48, 24)
+            self.scale = nn.Parameter(torch.randn(24))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = x + self.down(F.gelu(self.up(x)))
+            return torch.tanh(z * self.scale - y.clamp(-1, 1)).abs() / 3 + 0.5
+
+    model, x, y = Block(), torch.randn(6, 24), torch.randn(6, 1)
+    assert_right(planned(model, x, y), model, x, y)
+
+
+def test_a_graph_that_has_no_plan_runs_on_torch() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(4, 8)
+    assert_right(planned(model, x, native_wanted=False), model, x)
+
+
+def test_weights_that_change_are_packed_again() -> None:
+    model, x = Layers(F.relu).eval(), torch.randn(7, 19)
+    compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        assert_right(compiled(x), model, x)
+        model.first.weight.mul_(3)
+        assert_right(compiled(x), model, x)
+        model.load_state_dict(Layers(F.relu).state_dict())
+        assert_right(compiled(x), model, x)
+        model.second = nn.Linear(37, 5)
+        assert_right(compiled(x), model, x)
+        model.second.weight = nn.Parameter(torch.randn(5, 37))
+        assert_right(compiled(x), model, x)
+
+
+def test_new_shapes_and_dtypes_are_compiled_when_seen() -> None:
+    model = Layers(F.relu).eval()
+    compiled = hypatia.compile(model, torch.randn(7, 19))
+    with torch.no_grad():
+        for batch in (1, 7, 3, 1):
+            x = torch.randn(batch, 19)
+            assert_right(compiled(x), model, x)
+        assert len(compiled.reports) == 3
+        strided = torch.randn(19, 7).t()
+        assert_right(compiled(strided), model, strided)
+        model.bfloat16()
+        x = torch.randn(7, 19).bfloat16()
+        assert_right(compiled(x), model, x)
+
+
+def test_tensors_that_are_not_what_their_memory_says() -> None:
+    model, x = Layers(F.relu).eval(), torch.randn(1, 19)
+    compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        negated = torch._neg_view(x)
+        assert negated.is_neg()
+        assert_right(compiled(negated), model, negated)
+        sparse = x.to_sparse()
+        assert torch.allclose(compiled(sparse), model(sparse), atol=1e-6)
+        with torch.inference_mode():
+            assert torch.allclose(compiled(x), model(x), atol=1e-6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert compiled(x).dtype is torch.bfloat16
+
+
+def test_errors_are_eagers() -> None:
+    model = Layers(F.relu).eval()
+    compiled = hypatia.compile(model, torch.randn(7, 19))
+    with torch.no_grad(), pytest.raises(RuntimeError) as theirs:
+        model(torch.randn(7, 18))
+    with torch.no_grad(), pytest.raises(RuntimeError) as ours:
+        compiled(torch.randn(7, 18))
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_gradients_go_through_torch_compile() -> None:
+    model, x = Layers(F.relu), torch.randn(7, 19)
+    compiled = hypatia.compile(model, x)
+    compiled(x).sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    for a, p in zip(ours, model.parameters(), strict=True):
+        assert torch.allclose(a, p.grad, atol=1e-6)
+
+
+def test_structures_and_keywords() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+            return {"a": torch.relu(self.a(x)), "b": self.b(x) * scale}
+
+    model, x = Pair().eval(), torch.randn(2, 4)
+    compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        for kwargs in ({}, {"scale": 2.0}):
+            ours, theirs = compiled(x, **kwargs), model(x, **kwargs)
+            assert list(ours) == list(theirs)
+            for key in theirs:
+                assert torch.allclose(ours[key], theirs[key], atol=1e-6)
+
+
+def test_eight_threads_call_one_model() -> None:
+    model = Layers(F.gelu).eval()
+    compiled = hypatia.compile(model, torch.randn(7, 19))
+    wrong: list[float] = []
+
+    def call(seed: int) -> None:
+        dice = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(50):
+                x = torch.randn(7, 19, generator=dice)
+                difference = (compiled(x) - model(x)).abs().max().item()
+                if difference > 1e-5:
+                    wrong.append(difference)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_calls_leak_nothing() -> None:
+    model, x = Layers(F.relu).eval(), torch.randn(256, 19)
+    compiled = hypatia.compile(model, x)
+
+    def peak() -> int:
+        gc.collect()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with torch.no_grad():
+        for _ in range(1000):
+            compiled(x)
+        before = peak()
+        for _ in range(10_000):
+            compiled(x)
+    assert peak() - before < 4096, "kilobytes"
+
+
+def test_a_wrong_plan_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = native.NativeGraph.__call__
+
+    def wrong(self: native.NativeGraph, args: list[Any]) -> Any:
+        return tuple(t * 1.01 for t in call(self, args))
+
+    monkeypatch.setattr(native.NativeGraph, "__call__", wrong)
+    model, x = Layers(F.relu).eval(), torch.randn(7, 19)
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad(), pytest.warns(hypatia.VerificationWarning, match="native plan"):
+        result = compiled(x)
+    assert_right(result, model, x)
+
+
+def test_the_slower_of_plan_and_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    fresh_dynamo()
+    model, x = Layers(F.relu).eval(), torch.randn(7, 19)
+    with torch.no_grad(), collecting() as reports:
+        torch.compile(model, backend="hypatia")(x)
+    (report,) = reports
+    assert report.times is not None
+    assert ("dropped" in str(report)) == (report.times[0] > report.times[1])
