@@ -104,8 +104,42 @@ def test_residuals_and_broadcasts() -> None:
 
 
 def test_a_graph_that_has_no_plan_runs_on_torch() -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(4, 8)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(0)), torch.randn(4, 8)
     assert_right(planned(model, x, native_wanted=False), model, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_one_layer(bias: bool, dtype: torch.dtype) -> None:
+    """Captured as a product with the transposed weight."""
+    model, x = nn.Linear(19, 37, bias).to(dtype), torch.randn(7, 19).to(dtype)
+    assert_right(planned(model, x), model, x)
+
+
+def test_ops_along_rows() -> None:
+    dtype = torch.float32
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.plain, self.root = (
+                nn.LayerNorm(24),
+                nn.LayerNorm(24, bias=False),
+                nn.RMSNorm(24, eps=1e-6),
+            )
+            self.mix = nn.Linear(24, 24)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            z = self.mix(self.norm(x + y))
+            return torch.softmax(self.plain(z), -1), self.root(z * y), z.mean(-1), y.sum(-1, keepdim=True)
+
+    model, x, y = Rows().to(dtype).eval(), torch.randn(3, 5, 24).to(dtype), torch.randn(3, 5, 24).to(dtype)
+    ours = planned(model, x, y)
+    with torch.no_grad():
+        eager, wide = model(x, y), copy.deepcopy(model).double()(x.double(), y.double())
+    for a, e, w in zip(ours, eager, wide, strict=True):
+        allowed = 2 * (e.double() - w).abs().max() + 4 * torch.finfo(dtype).eps * w.abs().max()
+        assert (a.double() - w).abs().max() <= allowed
 
 
 def test_weights_that_change_are_packed_again() -> None:

@@ -95,7 +95,9 @@ class NativeGraph:
             return False
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         with torch.inference_mode(False), torch.no_grad():
-            constants = [_value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants]
+            constants = [
+                _value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants
+            ]
             self._bound = self.plan.bind(constants, [*weights, *attributes])
         self._weights = weights
         return True

@@ -50,10 +50,11 @@ class Optimization(Protocol):
 class _Kept:
     """An optimized program from disk."""
 
-    def __init__(self, graph: str, options: str, emission: str, report: str) -> None:
+    def __init__(self, graph: str, options: str, emission: str, report: str, planned: bool) -> None:
         self._source = (graph, options)
         self._emission = emission
         self._report = report
+        self._planned = planned
 
     @functools.cached_property
     def _again(self) -> _native.Optimization:
@@ -66,6 +67,8 @@ class _Kept:
         return self._report
 
     def plan(self) -> _native.NativePlan:
+        if not self._planned:
+            raise _native.HypatiaError("no native plan: there was none when the program was kept")
         return self._again.plan()
 
     def graphs(self) -> str:
@@ -91,14 +94,23 @@ def optimized(graph: str, options: str) -> Optimization:
     if found is not None:
         try:
             kept = json.loads(found)
-            return _Kept(graph, options, kept["emission"], kept["report"])
+            return _Kept(graph, options, kept["emission"], kept["report"], kept["planned"])
         except (ValueError, KeyError, TypeError):
             pass
     fresh = _native.optimize(graph, options)
     report = fresh.report()
     if sum(json.loads(report)["times"].values()) >= WORTH_MS:
-        cache.put(KIND, key, json.dumps({"emission": fresh.emission(), "report": report}).encode())
+        kept = {"emission": fresh.emission(), "report": report, "planned": _has_plan(fresh)}
+        cache.put(KIND, key, json.dumps(kept).encode())
     return fresh
+
+
+def _has_plan(optimization: _native.Optimization) -> bool:
+    try:
+        optimization.plan()
+    except _native.HypatiaError:
+        return False
+    return True
 
 
 @functools.cache

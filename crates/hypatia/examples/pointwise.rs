@@ -12,6 +12,9 @@ const COUNT: usize = 4 << 20;
 const ROWS: usize = 4096;
 const WIDTH: usize = COUNT / ROWS;
 
+/// A call on a number of threads, with room for two results.
+type Work<'a> = dyn FnMut(usize, &mut [f32], &mut [f32]) -> Result<()> + 'a;
+
 /// The median time of a call in milliseconds.
 fn time(mut f: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut times = vec![];
@@ -76,7 +79,7 @@ fn main() -> Result<()> {
         .with_epilogue(scale)?;
 
     println!("{:<22} {:>9} {:>9} {:>9} {:>9}", "", "1: ms", "GB/s", "2: ms", "GB/s");
-    let mut line = |name: &str, tensors: f64, f: &mut dyn FnMut(usize, &mut [f32], &mut [f32]) -> Result<()>| {
+    let mut line = |name: &str, tensors: f64, f: &mut Work| {
         let one = time(|| f(1, &mut out, &mut sum))?;
         let two = time(|| f(2, &mut out, &mut sum))?;
         let rate = |ms: f64| tensors * (4 * COUNT) as f64 / ms / 1e6;

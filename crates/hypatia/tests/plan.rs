@@ -27,9 +27,18 @@ const PLANNED: &[(&str, usize)] = &[
         "(tuple (linear w3:[8,24] none (mul (silu (linear w1:[24,16] none x:[2,5,16])) (linear w2:[24,16] none x))))",
         4,
     ),
+    ("(tuple (relu (addmm b:[9] x:[5,7] w:[7,9])) (mm y:[2,7] w))", 2),
     ("(tuple (add (mul (exp x:[3,4,5]) y:[4,1]) 1.5))", 1),
     ("(tuple (where (gt x:[9] 0.25) (sub x 1.0) (clamp x none 0.0)))", 1),
     ("(tuple (tanh x:[6,7]) (sigmoid x))", 2),
+    ("(tuple (softmax x:[3,5,7] -1) (log_softmax x -1))", 2),
+    ("(tuple (layer_norm x:[4,6] [6] w:[6] b:[6] 1e-5))", 1),
+    ("(tuple (layer_norm (add x:[4,6] r:[4,6]) [6] w:[6] none 1e-5))", 1),
+    ("(tuple (rms_norm (mul x:[2,3,6] 0.5) [6] w:[6] 1e-5))", 1),
+    (
+        "(tuple (sum x:[4,6] [-1] false) (mean (exp x) [-1] true) (amax x [-2,-1] false))",
+        3,
+    ),
 ];
 
 fn bytes(value: &Val) -> Vec<f32> {
@@ -100,9 +109,9 @@ fn plans_compute_what_the_program_means() {
 #[test]
 fn what_has_no_plan_says_why() {
     let cases = [
-        ("(tuple (softmax x:[4,4] -1))", "the op softmax"),
+        ("(tuple (softmax x:[4,4] -2))", "the op softmax"),
         ("(tuple (linear w:[4,s] none x:[2,s]))", "not known"),
-        ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "changing weights"),
+        ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "the op linear"),
         ("(tuple x:[3])", "no step writes"),
     ];
     for (text, why) in cases {

@@ -1,24 +1,22 @@
 //! The chosen program as a plan: linear layers with what follows them, fused pointwise regions, views
 //! as names. A program with anything else has no plan and runs on torch.
 
-use std::collections::BTreeMap;
+mod inline;
+mod pointwise;
 
 use egg::{Id, Language};
 use rustc_hash::FxHashMap;
 
-use crate::attr::Attr;
 use crate::error::{Error, Result};
-use crate::ir::build::Sink;
-use crate::ir::define::{self, Operands, operand_index};
-use crate::ir::node::{Node, Op};
+use crate::ir::node::Op;
 use crate::ir::program::Program;
-use crate::ir::sexp::Pos;
-use crate::ops::{Meaning, OpId, Row, table};
+use crate::ops::table;
 use crate::optimize::Optimized;
 use crate::runtime::cpu::linear::Activation;
-use crate::runtime::cpu::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
-use crate::runtime::plan::{LinearStep, Plan, RegionStep, Task, Value, ValueId};
+use crate::runtime::plan::{LinearStep, Plan, Task, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
+use inline::Inlined;
+use pointwise::lane;
 
 /// A plan, and what its inputs and constants are in the program that it came from.
 #[derive(Debug)]
@@ -44,81 +42,6 @@ pub fn lower(optimized: &Optimized, results: usize) -> Result<Lowered> {
     }
     let inlined = Inlined::new(output, &|id| optimized.weights[usize::from(id)])?;
     Lowering::new(&inlined).lower()
-}
-
-/// A program without fused ops, and which of its nodes are made of weights only.
-struct Inlined {
-    program: Program,
-    /// The node of the original program that a weight-only node or an input stands for.
-    origin: BTreeMap<Id, Id>,
-    weight: Vec<bool>,
-}
-
-impl Inlined {
-    fn new(source: &Program, weight: &dyn Fn(Id) -> bool) -> Result<Inlined> {
-        let mut inlined = Inlined {
-            program: Program::over(&source.leaves),
-            origin: BTreeMap::new(),
-            weight: vec![],
-        };
-        let mut place: FxHashMap<Id, Id> = FxHashMap::default();
-        for id in source.reachable() {
-            let node = source.node(id);
-            let operands: Vec<Id> = node.children.iter().map(|c| place[c]).collect();
-            let new = match &node.op {
-                Op::Row(op) if matches!(table().row(*op).meaning, Meaning::Defined(_)) => {
-                    let mut sink = Inline {
-                        row: table().row(*op),
-                        program: &mut inlined.program,
-                        operands,
-                    };
-                    define::expand(*op, &mut sink)?
-                }
-                op => inlined.program.add(Node {
-                    op: op.clone(),
-                    children: operands.into_iter().collect(),
-                })?,
-            };
-            place.insert(id, new);
-            inlined.weight.resize(inlined.program.nodes().len(), false);
-            if weight(id) || matches!(node.op, Op::Input(_)) {
-                inlined.weight[usize::from(new)] = weight(id);
-                inlined.origin.insert(new, id);
-            }
-        }
-        inlined.program.root = place[&source.root];
-        Ok(inlined)
-    }
-}
-
-struct Inline<'a> {
-    row: &'static Row,
-    program: &'a mut Program,
-    operands: Vec<Id>,
-}
-
-impl Operands for Inline<'_> {
-    fn count(&self) -> usize {
-        self.operands.len()
-    }
-}
-
-impl Sink for Inline<'_> {
-    type Ref = Id;
-
-    fn word(&mut self, word: &str, pos: Pos) -> Result<Id> {
-        operand_index(self.row, word)
-            .and_then(|i| self.operands.get(i).copied())
-            .ok_or_else(|| pos.error(format!("{} has no operand {word}", self.row.name)))
-    }
-
-    fn attr(&mut self, attr: Attr) -> Result<Id> {
-        Ok(self.program.attr(attr))
-    }
-
-    fn op(&mut self, op: OpId, operands: Vec<Id>, _: Pos) -> Result<Id> {
-        self.program.op(op, operands)
-    }
 }
 
 /// A linear layer and the nodes that its step takes over.
@@ -172,11 +95,14 @@ impl<'a> Lowering<'a> {
             .filter(|id| !self.source.weight[usize::from(*id)] && !self.is_attr(*id) && *id != self.program.root)
             .collect();
         for id in &order {
-            if self.name(*id) == "linear" {
+            if self.product(*id).is_some() {
                 self.follow(*id);
             }
         }
         for id in order.iter().rev() {
+            if self.row_op(*id).is_some() {
+                self.absorb(*id);
+            }
             if !self.inside[usize::from(*id)] && !self.tails.contains_key(id) && lane(self.name(*id)).is_some() {
                 self.absorb(*id);
             }
@@ -270,11 +196,15 @@ impl<'a> Lowering<'a> {
         self.tails.insert(tail.last, (linear, tail));
     }
 
-    /// Marks the pointwise nodes that are computed inside the region of a node.
+    /// Marks the pointwise nodes that are computed inside the region of a node; before an op on rows, only
+    /// those that its rows come from.
     fn absorb(&mut self, root: Id) {
-        for child in self.program.node(root).children.clone() {
+        let children = self.program.node(root).children.clone();
+        let pointwise = lane(self.name(root)).is_some();
+        let count = if pointwise { children.len() } else { 1 };
+        for child in children.into_iter().take(count) {
             let single = self.uses[usize::from(child)] == 1;
-            let alike = self.shape(child).map(|s| s.0).ok() == self.shape(root).map(|s| s.0).ok();
+            let alike = !pointwise || self.shape(child).map(|s| s.0).ok() == self.shape(root).map(|s| s.0).ok();
             let free = !self.inside[usize::from(child)] && !self.tails.contains_key(&child);
             if single && alike && free && lane(self.name(child)).is_some() && !self.source.weight[usize::from(child)] {
                 self.inside[usize::from(child)] = true;
@@ -328,166 +258,56 @@ impl<'a> Lowering<'a> {
                 Ok(())
             }
             (_, name) if lane(name).is_some() => self.region(id),
+            _ if self.row_op(id).is_some() => self.rows(id),
             (Op::Opaque(_), _) => Err(no_plan("a call that only torch knows")),
             (_, name) => Err(no_plan(format!("the op {name}"))),
         }
     }
 
-    fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
-        let [w, b, x] = self.program.node(linear).children[..] else {
-            return Err(no_plan("a linear layer of another form"));
+    /// The operands of a product with a frozen matrix.
+    fn product(&self, id: Id) -> Option<Product> {
+        let children = &self.program.node(id).children;
+        let (w, b, x, transposed) = match (self.name(id), &children[..]) {
+            ("linear", &[w, b, x]) => (w, (!self.is_attr(b)).then_some(b), x, false),
+            ("addmm", &[b, x, m]) => (m, Some(b), x, true),
+            ("mm", &[x, m]) => (m, None, x, true),
+            _ => return None,
         };
-        let weights = &self.source.weight;
-        let frozen = weights[usize::from(w)] && (self.is_attr(b) || weights[usize::from(b)]);
-        let (_, dtype) = self.shape(w)?;
-        if !frozen || !matches!(dtype, DType::F32 | DType::BF16) {
-            return Err(no_plan("a linear layer with changing weights, or of another dtype"));
-        }
-        let (x, w) = (self.value_of(x)?, self.value_of(w)?);
-        let b = if self.is_attr(b) { None } else { Some(self.value_of(b)?) };
+        let weight = |id: Id| self.source.weight[usize::from(id)];
+        let (shape, dtype) = self.shape(w).ok()?;
+        let columns = *if transposed { shape.last() } else { shape.first() }?;
+        let bias = b.is_none_or(|b| weight(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
+        let usable = weight(w) && bias && shape.len() == 2 && matches!(dtype, DType::F32 | DType::BF16);
+        usable.then_some(Product { w, b, x, transposed })
+    }
+
+    fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
+        let product = self
+            .product(linear)
+            .ok_or_else(|| no_plan("a product of another form"))?;
+        let (x, w) = (self.value_of(product.x)?, self.value_of(product.w)?);
+        let b = product.b.map(|b| self.value_of(b)).transpose()?;
         let r = tail.residual.map(|r| self.value_of(r)).transpose()?;
         let y = self.new_value(id)?;
-        let activation = tail.activation;
         self.plan.steps.push(Task::Linear(LinearStep {
             x,
             w,
+            transposed: product.transposed,
             b,
             r,
-            activation,
+            activation: tail.activation,
             y,
         }));
         Ok(())
     }
-
-    fn region(&mut self, root: Id) -> Result<()> {
-        let (shape, _) = self.shape(root)?;
-        let mut made = Making {
-            shape: shape.clone(),
-            inputs: vec![],
-            dtypes: vec![],
-            code: vec![],
-            place: FxHashMap::default(),
-        };
-        self.leaves(root, &mut made)?;
-        let result = self.code(root, &mut made)?;
-        let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
-        let y = self.new_value(root)?;
-        let dense = strides(&shape, &shape).ok_or_else(|| no_plan("a shape without strides"))?;
-        self.plan.steps.push(Task::Region(Box::new(RegionStep {
-            region,
-            shape,
-            inputs: made.inputs,
-            outputs: vec![y],
-            dense,
-        })));
-        Ok(())
-    }
-
-    fn is_inner(&self, id: Id, root: Id) -> bool {
-        id == root || (self.inside[usize::from(id)] && lane(self.name(id)).is_some())
-    }
-
-    /// Inputs come first in a region.
-    fn leaves(&mut self, root: Id, made: &mut Making) -> Result<()> {
-        let mut stack = vec![root];
-        while let Some(id) = stack.pop() {
-            for child in self.program.node(id).children.clone() {
-                if self.is_attr(child) || made.place.contains_key(&child) {
-                    continue;
-                }
-                if self.is_inner(child, root) && !self.value.contains_key(&child) {
-                    stack.push(child);
-                    continue;
-                }
-                let (from, dtype) = self.shape(child)?;
-                let strides = strides(&from, &made.shape).ok_or_else(|| no_plan("operands that do not broadcast"))?;
-                made.place.insert(child, made.inputs.len());
-                made.inputs.push((self.value_of(child)?, strides));
-                made.dtypes.push(dtype);
-            }
-        }
-        Ok(())
-    }
-
-    fn code(&mut self, id: Id, made: &mut Making) -> Result<usize> {
-        if let Some(place) = made.place.get(&id) {
-            return Ok(*place);
-        }
-        let (_, dtype) = self.shape(id)?;
-        let name = self.name(id);
-        let children = self.program.node(id).children.clone();
-        let op = match name {
-            "cast" => Lane::Cast(dtype),
-            _ => lane(name).ok_or_else(|| no_plan(format!("the op {name}")))?,
-        };
-        let tensors: Vec<Id> = children.iter().copied().filter(|c| !self.is_attr(*c)).collect();
-        let of = self
-            .shape(*tensors.last().ok_or_else(|| no_plan("an op on numbers alone"))?)?
-            .1;
-        let mut args = vec![];
-        for (i, child) in children.iter().enumerate() {
-            match &self.program.node(*child).op {
-                Op::Attr(Attr::DType(_)) => {}
-                Op::Attr(Attr::None) if name == "clamp" => {
-                    let bound = if i == 1 { f64::NEG_INFINITY } else { f64::INFINITY };
-                    args.push(made.constant(bound, of)?);
-                }
-                Op::Attr(a) => {
-                    let number = a.number().ok_or_else(|| no_plan(format!("{name} with {a}")))?;
-                    args.push(made.constant(number, of)?);
-                }
-                _ => {
-                    let mask = i == 0 && name == "where" || i == 1 && name == "masked_fill";
-                    if !mask && name != "cast" && self.shape(*child)?.1 != of {
-                        return Err(no_plan(format!("{name} of mixed dtypes")));
-                    }
-                    args.push(self.code(*child, made)?);
-                }
-            }
-        }
-        made.code.push(Instruction::new(op, args));
-        let place = made.inputs.len() + made.code.len() - 1;
-        made.place.insert(id, place);
-        Ok(place)
-    }
 }
 
-struct Making {
-    shape: Vec<usize>,
-    inputs: Vec<(ValueId, Vec<isize>)>,
-    dtypes: Vec<DType>,
-    code: Vec<Instruction>,
-    place: FxHashMap<Id, usize>,
-}
-
-impl Making {
-    fn constant(&mut self, number: f64, dtype: DType) -> Result<usize> {
-        let scalar = if dtype.is_float() {
-            Scalar::Float(number)
-        } else if number.fract() == 0.0 {
-            Scalar::Int(number as i64)
-        } else {
-            return Err(no_plan("a fraction among integers"));
-        };
-        self.code.push(Instruction::new(Lane::Constant(scalar, dtype), []));
-        Ok(self.inputs.len() + self.code.len() - 1)
-    }
-}
-
-/// Strides of a dense value of shape `from`, broadcast to the shape `to`.
-fn strides(from: &[usize], to: &[usize]) -> Option<Vec<isize>> {
-    let extra = to.len().checked_sub(from.len())?;
-    let mut strides = vec![0; to.len()];
-    let mut step = 1isize;
-    for i in (0..from.len()).rev() {
-        if from[i] == to[i + extra] {
-            strides[i + extra] = if from[i] == 1 { 0 } else { step };
-        } else if from[i] != 1 {
-            return None;
-        }
-        step *= from[i].max(1) as isize;
-    }
-    Some(strides)
+/// A product with a frozen matrix, and a bias.
+struct Product {
+    w: Id,
+    b: Option<Id>,
+    x: Id,
+    transposed: bool,
 }
 
 fn activation(name: &str) -> Option<Activation> {
@@ -498,55 +318,6 @@ fn activation(name: &str) -> Option<Activation> {
         "silu" => Activation::Silu,
         "sigmoid" => Activation::Sigmoid,
         "tanh" => Activation::Tanh,
-        _ => return None,
-    })
-}
-
-/// The vector op of a pointwise row.
-fn lane(name: &str) -> Option<Lane> {
-    Some(match name {
-        "cast" => Lane::Cast(DType::F32),
-        "neg" => Lane::Neg,
-        "abs" => Lane::Abs,
-        "sign" => Lane::Sign,
-        "exp" => Lane::Exp,
-        "expm1" => Lane::Expm1,
-        "log" => Lane::Log,
-        "log1p" => Lane::Log1p,
-        "sqrt" => Lane::Sqrt,
-        "rsqrt" => Lane::Rsqrt,
-        "reciprocal" => Lane::Reciprocal,
-        "square" => Lane::Square,
-        "sin" => Lane::Sin,
-        "cos" => Lane::Cos,
-        "erf" => Lane::Erf,
-        "tanh" => Lane::Tanh,
-        "sigmoid" => Lane::Sigmoid,
-        "relu" => Lane::Relu,
-        "gelu" => Lane::Gelu,
-        "gelu_tanh" => Lane::GeluTanh,
-        "silu" => Lane::Silu,
-        "floor" => Lane::Floor,
-        "ceil" => Lane::Ceil,
-        "logical_not" => Lane::Not,
-        "add" => Lane::Add,
-        "sub" => Lane::Sub,
-        "mul" => Lane::Mul,
-        "div" => Lane::Div,
-        "pow" => Lane::Pow,
-        "maximum" => Lane::Maximum,
-        "minimum" => Lane::Minimum,
-        "eq" => Lane::Eq,
-        "ne" => Lane::Ne,
-        "lt" => Lane::Lt,
-        "le" => Lane::Le,
-        "gt" => Lane::Gt,
-        "ge" => Lane::Ge,
-        "logical_and" => Lane::And,
-        "logical_or" => Lane::Or,
-        "where" => Lane::Where,
-        "masked_fill" => Lane::MaskedFill,
-        "clamp" => Lane::Clamp,
         _ => return None,
     })
 }

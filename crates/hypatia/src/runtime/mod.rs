@@ -4,3 +4,4 @@ pub mod arena;
 pub mod cpu;
 pub mod plan;
 pub mod pool;
+pub mod step;

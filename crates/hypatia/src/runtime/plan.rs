@@ -1,124 +1,17 @@
 //! A plan: steps over planned buffers, run by one call. Shapes are known; constants are bound once.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use half::bf16;
 
 use super::arena::{Arenas, Life, place};
 use super::cpu::aligned::Aligned;
-use super::cpu::linear::{Activation, Epilogue, PackedBf16, PackedF32, Rows, RowsMut};
-use super::cpu::region::{Region, View, ViewMut};
+use super::cpu::linear::{Epilogue, PackedBf16, PackedF32, Rows, RowsMut};
+use super::cpu::region::{View, ViewMut};
+pub use super::step::{LinearStep, Plan, RegionStep, RowStep, Task, Value, ValueId};
 use crate::error::{Error, Result};
 use crate::ty::DType;
-
-/// A value of a plan, by its place in the list of values.
-pub type ValueId = usize;
-
-/// A dense value.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Value {
-    /// Its sizes.
-    pub shape: Vec<usize>,
-    /// Its element type.
-    pub dtype: DType,
-}
-
-impl Value {
-    /// Elements.
-    pub fn numel(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Bytes.
-    pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
-    }
-}
-
-/// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LinearStep {
-    /// Rows.
-    pub x: ValueId,
-    /// Weight, a constant.
-    pub w: ValueId,
-    /// Bias, a constant.
-    pub b: Option<ValueId>,
-    /// What is added at the end.
-    pub r: Option<ValueId>,
-    /// What is applied before that.
-    pub activation: Activation,
-    /// The result.
-    pub y: ValueId,
-}
-
-/// A fused pointwise region.
-#[derive(Debug)]
-pub struct RegionStep {
-    /// What is computed.
-    pub region: Region,
-    /// The shape of the results.
-    pub shape: Vec<usize>,
-    /// What it reads, each with strides for that shape.
-    pub inputs: Vec<(ValueId, Vec<isize>)>,
-    /// What it writes, densely.
-    pub outputs: Vec<ValueId>,
-    /// Strides of a dense value of that shape.
-    pub dense: Vec<isize>,
-}
-
-/// What a step does.
-#[derive(Debug)]
-pub enum Task {
-    /// A linear layer.
-    Linear(LinearStep),
-    /// Pointwise ops.
-    Region(Box<RegionStep>),
-}
-
-impl Task {
-    /// Values that a step reads at every call.
-    pub fn reads(&self) -> Vec<ValueId> {
-        match self {
-            Task::Linear(l) => [Some(l.x), l.r].into_iter().flatten().collect(),
-            Task::Region(r) => r.inputs.iter().map(|(id, _)| *id).collect(),
-        }
-    }
-
-    /// Values that a step writes.
-    pub fn writes(&self) -> Vec<ValueId> {
-        match self {
-            Task::Linear(l) => vec![l.y],
-            Task::Region(r) => r.outputs.clone(),
-        }
-    }
-
-    /// What a step does, in words.
-    pub fn name(&self) -> String {
-        match self {
-            Task::Linear(l) => match l.activation {
-                Activation::None => "linear".into(),
-                other => format!("linear + {other:?}").to_lowercase(),
-            },
-            Task::Region(r) => format!("pointwise over {:?}", r.shape),
-        }
-    }
-}
-
-/// Steps in order, over values. Every value is an input, a constant, or written by exactly one step.
-#[derive(Debug, Default)]
-pub struct Plan {
-    /// All values.
-    pub values: Vec<Value>,
-    /// What is done.
-    pub steps: Vec<Task>,
-    /// Values given at every call.
-    pub inputs: Vec<ValueId>,
-    /// Values given once.
-    pub constants: Vec<ValueId>,
-    /// Values returned, each written by a step.
-    pub outputs: Vec<ValueId>,
-}
 
 /// Where a value is during a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,9 +84,9 @@ impl Plan {
                 Task::Linear(l) => {
                     let (w, b) = (given(l.w)?, l.b.map(given).transpose()?);
                     // SAFETY: the caller vouches for the memory; sizes and dtype are the value's.
-                    unsafe { Bound::linear(self.value(l.w)?, w, b)? }
+                    unsafe { Bound::linear(l, self.value(l.w)?, w, b)? }
                 }
-                Task::Region(_) => Bound::Nothing,
+                Task::Region(_) | Task::Rows(_) => Bound::Nothing,
             });
         }
         let (mut places, bytes) = self.places()?;
@@ -267,8 +160,8 @@ impl Plan {
 impl Bound {
     /// # Safety
     /// The memories hold the weight and a bias of as many rows, of the weight's dtype.
-    unsafe fn linear(weight: &Value, w: Memory, b: Option<Memory>) -> Result<Bound> {
-        let [n, k] = weight.shape[..] else {
+    unsafe fn linear(l: &LinearStep, weight: &Value, w: Memory, b: Option<Memory>) -> Result<Bound> {
+        let Some((n, k)) = l.sizes(&weight.shape) else {
             return Err(broken("a weight that is no matrix"));
         };
         let failed = |e| broken(format!("{e}"));
@@ -276,17 +169,25 @@ impl Bound {
         unsafe {
             Ok(match weight.dtype {
                 DType::F32 => Bound::F32 {
-                    packed: PackedF32::pack(Rows::dense(slice(w, n * k), k), n, k).map_err(failed)?,
+                    packed: PackedF32::pack(Rows::dense(&rows(l, slice(w, n * k), n, k), k), n, k).map_err(failed)?,
                     bias: b.map(|b| slice::<f32>(b, n).to_vec()),
                 },
                 DType::BF16 => Bound::Bf16 {
-                    packed: PackedBf16::pack(Rows::dense(slice(w, n * k), k), n, k).map_err(failed)?,
+                    packed: PackedBf16::pack(Rows::dense(&rows(l, slice(w, n * k), n, k), k), n, k).map_err(failed)?,
                     bias: b.map(|b| slice::<bf16>(b, n).to_vec()),
                 },
                 other => return Err(broken(format!("no linear layer for {}", other.name()))),
             })
         }
     }
+}
+
+/// A weight with a row for each column of the result.
+fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Cow<'a, [T]> {
+    if !l.transposed {
+        return Cow::Borrowed(weight);
+    }
+    Cow::Owned((0..n * k).map(|i| weight[i % k * n + i / k]).collect())
 }
 
 /// # Safety
@@ -353,6 +254,7 @@ impl Runnable {
                 let done = match step {
                     Task::Linear(l) => unsafe { self.linear(threads, l, bound, &memory) },
                     Task::Region(r) => unsafe { self.region(threads, r, &memory) },
+                    Task::Rows(r) => unsafe { self.rows(threads, r, &memory) },
                 };
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
             }
@@ -370,7 +272,7 @@ impl Runnable {
         memory: &dyn Fn(ValueId) -> Result<Memory>,
     ) -> Result<()> {
         let (x, y) = (&self.plan.values[l.x], &self.plan.values[l.y]);
-        let [n, k] = self.plan.values[l.w].shape[..] else {
+        let Some((n, k)) = l.sizes(&self.plan.values[l.w].shape) else {
             return Err(broken("a weight that is no matrix"));
         };
         let m = y.numel().checked_div(n).unwrap_or(0);
@@ -416,16 +318,38 @@ impl Runnable {
     /// # Safety
     /// As for `linear`.
     unsafe fn region(&self, threads: usize, r: &RegionStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
-        let mut inputs = Vec::with_capacity(r.inputs.len());
-        for (id, strides) in &r.inputs {
-            // SAFETY: by the caller.
-            inputs.push(unsafe { View::from_raw(memory(*id)?.0, self.plan.values[*id].dtype, strides) });
-        }
+        // SAFETY: by the caller.
+        let inputs = unsafe { self.views(&r.inputs, memory)? };
         let mut outputs = Vec::with_capacity(r.outputs.len());
         for id in &r.outputs {
             // SAFETY: by the caller.
             outputs.push(unsafe { ViewMut::from_raw(memory(*id)?.0, self.plan.values[*id].dtype, &r.dense) });
         }
         r.region.run(threads, &r.shape, &inputs, &mut outputs)
+    }
+
+    /// # Safety
+    /// As for `linear`.
+    unsafe fn rows(&self, threads: usize, r: &RowStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
+        // SAFETY: by the caller.
+        let inputs = unsafe { self.views(&r.inputs, memory)? };
+        let dtype = self.plan.values[r.output].dtype;
+        // SAFETY: by the caller.
+        let output = unsafe { ViewMut::from_raw(memory(r.output)?.0, dtype, &r.dense) };
+        r.rows.run(threads, &r.shape, r.reduced, &inputs, &mut [output])
+    }
+
+    /// # Safety
+    /// As for `linear`.
+    unsafe fn views<'a>(
+        &self,
+        inputs: &'a [(ValueId, Vec<isize>)],
+        memory: &dyn Fn(ValueId) -> Result<Memory>,
+    ) -> Result<Vec<View<'a>>> {
+        let view = |(id, strides): &'a (ValueId, Vec<isize>)| {
+            // SAFETY: by the caller.
+            Ok(unsafe { View::from_raw(memory(*id)?.0, self.plan.values[*id].dtype, strides) })
+        };
+        inputs.iter().map(view).collect()
     }
 }

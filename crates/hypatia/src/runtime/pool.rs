@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How long an idle worker spins before it sleeps. Waking one takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// Set in the gate when no worker may enter.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
@@ -24,13 +27,13 @@ struct Shared {
     next: AtomicUsize,
     /// Workers that may take part in this job.
     wanted: AtomicUsize,
-    /// Workers that have not yet left the current job.
-    inside: AtomicUsize,
+    /// Workers inside the current job, or `CLOSED` and those: a worker that wakes up late is not waited for.
+    gate: AtomicUsize,
     panicked: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the caller that holds the lock and while no worker is inside a
-// job, and read by workers only after they saw the epoch that was published after the write.
+// SAFETY: `job` is written only by the caller that holds the lock and while the gate is closed and no
+// worker is inside, and read by workers only while they are inside.
 unsafe impl Sync for Shared {}
 
 struct Worker {
@@ -65,7 +68,7 @@ impl Pool {
             parts: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
-            inside: AtomicUsize::new(0),
+            gate: AtomicUsize::new(CLOSED),
             panicked: AtomicBool::new(false),
         }));
         Pool {
@@ -92,14 +95,14 @@ impl Pool {
             return (0..parts).for_each(f);
         }
         let s = self.shared;
-        // SAFETY: no worker is inside a job (`inside` was waited for below), and this thread holds the
+        // SAFETY: the gate is closed and nobody is inside (waited for below), and this thread holds the
         // lock. The lifetime ends here for workers too: this function returns after they all left.
         unsafe { *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(f)) };
         s.parts.store(parts, Ordering::Relaxed);
         s.next.store(0, Ordering::Relaxed);
         s.wanted.store(threads - 1, Ordering::Relaxed);
-        s.inside.store(workers.list.len(), Ordering::Relaxed);
         s.panicked.store(false, Ordering::Relaxed);
+        s.gate.store(0, Ordering::Release);
         s.epoch.fetch_add(1, Ordering::SeqCst);
         for worker in &workers.list {
             if worker.asleep.load(Ordering::SeqCst) == 1 {
@@ -107,8 +110,9 @@ impl Pool {
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(|| claim(s, f)));
+        s.gate.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
-        while s.inside.load(Ordering::Acquire) != 0 {
+        while s.gate.load(Ordering::Acquire) != CLOSED {
             spins += 1;
             if spins < 20_000 {
                 std::hint::spin_loop();
@@ -178,8 +182,11 @@ fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64
                 asleep.store(0, Ordering::SeqCst);
             }
         }
+        if !enter(shared) {
+            continue;
+        }
         if index < shared.wanted.load(Ordering::Relaxed) {
-            // SAFETY: the caller published the job before the epoch and waits until `inside` is zero.
+            // SAFETY: the job was published before the gate was opened, and stays until this worker left.
             let job = unsafe { (*shared.job.get()).map(|f| &*f) };
             if let Some(f) = job
                 && catch_unwind(AssertUnwindSafe(|| claim(shared, f))).is_err()
@@ -187,8 +194,17 @@ fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64
                 shared.panicked.store(true, Ordering::Relaxed);
             }
         }
-        shared.inside.fetch_sub(1, Ordering::Release);
+        shared.gate.fetch_sub(1, Ordering::Release);
     }
+}
+
+/// Goes through the gate, if it is open.
+fn enter(shared: &Shared) -> bool {
+    let through = |gate: usize| (gate & CLOSED == 0).then_some(gate + 1);
+    shared
+        .gate
+        .fetch_update(Ordering::Acquire, Ordering::Relaxed, through)
+        .is_ok()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use half::bf16;
 use part::Call;
 use std::marker::PhantomData;
 
-/// Columns that are finished together.
+/// Columns that vector kernels finish together, and of which parts are whole numbers.
 const GROUP: usize = 64;
 /// Bytes of packed activations of a part: half of a second-level cache.
 const PART: usize = 1 << 20;
@@ -127,7 +127,7 @@ impl<F: Format> Tiles<F> {
             #[cfg(target_arch = "x86_64")]
             Engine::Tiles if m > FEW || F::PIECES > 1 => {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
-                let most = (most / (2 * SIDE) * 2 * SIDE).clamp(2 * SIDE, 256);
+                let most = (most / (2 * SIDE) * 2 * SIDE).clamp(F::ROWS, 256);
                 let grid = Grid::new(threads, shape, (2 * SIDE, GROUP), most);
                 Pool::global().run(threads, grid.parts(), &|part| {
                     let (rows, columns) = grid.part(part);

@@ -95,6 +95,11 @@ impl Rowwise {
         })
     }
 
+    /// What is done with a row.
+    pub fn op(&self) -> RowOp {
+        self.op
+    }
+
     /// Takes the rows from the first output of a region, which must be f32, or f64 if the dtype is. Its other outputs
     /// are written.
     pub fn with_prologue(mut self, region: Region) -> Result<Rowwise> {

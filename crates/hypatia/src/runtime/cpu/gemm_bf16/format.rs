@@ -27,6 +27,11 @@ pub trait Format: Send + Sync + 'static {
     /// With several, short sums round less, as long as they are added to each other outside of tiles.
     const DEPTH: usize;
 
+    /// Columns that are finished together: many, where activations of one pass fill the near caches.
+    const GROUP: usize;
+    /// Rows of a part, at least, if there are as many.
+    const ROWS: usize;
+
     /// Where a term of a step stands in a row of a tile.
     fn place(term: usize) -> usize;
 
@@ -56,6 +61,8 @@ impl Format for Whole {
     const PIECES: usize = 1;
     const PAIRS: &'static [(usize, usize)] = &[(0, 0)];
     const DEPTH: usize = 64;
+    const GROUP: usize = 128;
+    const ROWS: usize = 128;
 
     fn place(term: usize) -> usize {
         term
@@ -89,6 +96,8 @@ macro_rules! pieces {
             const PIECES: usize = $pieces;
             const PAIRS: &'static [(usize, usize)] = &$pairs;
             const DEPTH: usize = 16;
+            const GROUP: usize = 512;
+            const ROWS: usize = 256;
 
             /// Terms 16 apart form a pair, so that two vectors are merged without a shuffle.
             fn place(term: usize) -> usize {

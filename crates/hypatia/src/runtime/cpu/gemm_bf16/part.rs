@@ -70,7 +70,8 @@ impl<F: Format> Call<'_, F> {
     pub unsafe fn tile_part(&self, rows: Range<usize>, columns: Range<usize>) {
         let weights = self.weights;
         let blocks = rows.len().div_ceil(2 * SIDE);
-        let sums_len = blocks * 2 * SIDE * GROUP;
+        let width = F::GROUP.min(columns.len().next_multiple_of(2 * SIDE));
+        let sums_len = blocks * 2 * SIDE * width;
         let block = weights.steps() * F::PIECES * 2 * TILE;
         let mut odd = vec![];
         with_scratch(sums_len + blocks * block / 2, |scratch| {
@@ -82,19 +83,19 @@ impl<F: Format> Call<'_, F> {
                 odd.extend((0..height).filter(|r| special >> r & 1 == 1).map(|r| row + r));
             }
             let mut groups = || {
-                for column in columns.clone().step_by(GROUP) {
-                    let group = column..(column + GROUP).min(columns.end);
+                for column in columns.clone().step_by(width) {
+                    let group = column..(column + width).min(columns.end);
                     // SAFETY: tiles are configured below; as above.
-                    unsafe { self.group(rows.len(), &group, columns.end, x.as_ptr().cast(), sums) };
+                    unsafe { self.group(rows.len(), &group, columns.end, x.as_ptr().cast(), sums, width) };
                     for &row in &odd {
-                        self.mend(row, &group, &mut sums[(row - rows.start) * GROUP..]);
+                        self.mend(row, &group, &mut sums[(row - rows.start) * width..]);
                     }
                     let block = StoreBlock {
                         row: rows.start,
                         rows: rows.len(),
                         column,
                         columns: group.len(),
-                        stride: GROUP,
+                        stride: width,
                     };
                     // SAFETY: the caller's obligation.
                     unsafe { self.sink.store(Level::Avx512, sums, &block) };
@@ -111,7 +112,15 @@ impl<F: Format> Call<'_, F> {
     /// Tiles are configured; `x` holds the packed rows, and `sums` is as long as they need.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn group(&self, rows: usize, group: &Range<usize>, end: usize, x: *const u16, sums: &mut [f32]) {
+    unsafe fn group(
+        &self,
+        rows: usize,
+        group: &Range<usize>,
+        end: usize,
+        x: *const u16,
+        sums: &mut [f32],
+        width: usize,
+    ) {
         let weights = self.weights;
         let (steps, panel) = (weights.steps(), weights.panel());
         let (tall, single) = (rows / (2 * SIDE), rows % (2 * SIDE));
@@ -137,8 +146,8 @@ impl<F: Format> Call<'_, F> {
                     w: w.as_ptr(),
                     panel,
                     steps: depth,
-                    sums: sums.wrapping_add(block * 2 * SIDE * GROUP + column - group.start),
-                    stride: GROUP,
+                    sums: sums.wrapping_add(block * 2 * SIDE * width + column - group.start),
+                    stride: width,
                     adds: step > 0,
                     soon: w.as_ptr(),
                     lines: 0,

@@ -1,6 +1,7 @@
 //! Loops over tiles, one for every shape of operands; what they compute comes as a type.
 
 use std::marker::PhantomData;
+use std::ops::{Add, Mul};
 
 use crate::runtime::cpu::lanes::{Kernel, dispatch};
 
@@ -165,5 +166,64 @@ pub(super) unsafe fn select_loop<T: Copy, const KIND: u8>(t: &Tile) {
             _ => Pair::Left(*a.cast(), tile::<T>(b, t.len)),
         };
         dispatch(Select(tile(c, t.len), pair, tile_mut(t.out, t.len)));
+    }
+}
+
+/// `a * b + c`, rounded after the product as two loops would round it; `b` and `c` may be constants.
+struct MulAdd<'a, T>(&'a [T], Factor<'a, T>, Factor<'a, T>, &'a mut [T]);
+
+enum Factor<'a, T> {
+    Tile(&'a [T]),
+    Constant(T),
+}
+
+impl<T: Copy + Mul<Output = T> + Add<Output = T>> Kernel for MulAdd<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let MulAdd(a, b, c, out) = self;
+        match (b, c) {
+            (Factor::Tile(b), Factor::Tile(c)) => {
+                for (((r, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) {
+                    *r = *a * *b + *c;
+                }
+            }
+            (Factor::Tile(b), Factor::Constant(c)) => {
+                for ((r, a), b) in out.iter_mut().zip(a).zip(b) {
+                    *r = *a * *b + c;
+                }
+            }
+            (Factor::Constant(b), Factor::Tile(c)) => {
+                for ((r, a), c) in out.iter_mut().zip(a).zip(c) {
+                    *r = *a * b + *c;
+                }
+            }
+            (Factor::Constant(b), Factor::Constant(c)) => {
+                for (r, a) in out.iter_mut().zip(a) {
+                    *r = *a * b + c;
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As of [`Loop`]; the second and third operand are constants where `B` and `C` say so.
+pub(super) unsafe fn mul_add_loop<T: Copy + Mul<Output = T> + Add<Output = T>, const B: bool, const C: bool>(t: &Tile) {
+    let [a, b, c] = t.args;
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let b = if B {
+            Factor::Constant(*b.cast())
+        } else {
+            Factor::Tile(tile(b, t.len))
+        };
+        let c = if C {
+            Factor::Constant(*c.cast())
+        } else {
+            Factor::Tile(tile(c, t.len))
+        };
+        dispatch(MulAdd::<T>(tile(a, t.len), b, c, tile_mut(t.out, t.len)));
     }
 }

@@ -45,6 +45,10 @@ pub(crate) struct Program {
     /// About the nanoseconds an element takes.
     pub(crate) weight: f64,
     classes: Vec<Class>,
+    /// How often each value of the instructions is used.
+    uses: Vec<usize>,
+    /// The product that the last step has made, if a sum may swallow it.
+    product: Option<usize>,
     /// The value of the same bits that stands for each value of the instructions.
     same: Vec<usize>,
 }
@@ -64,6 +68,11 @@ impl Program {
             ..Program::default()
         };
         let needed = needed(inputs, instructions, types.len(), outputs);
+        program.uses = vec![0; types.len()];
+        for (_, instruction) in (inputs..).zip(instructions).filter(|(v, _)| needed[*v]) {
+            instruction.args.iter().for_each(|a| program.uses[*a] += 1);
+        }
+        outputs.iter().for_each(|o| program.uses[*o] += 1);
         let mut loaded = vec![false; inputs];
         for (value, instruction) in (inputs..).zip(instructions).filter(|(v, _)| needed[*v]) {
             for &arg in &instruction.args {
@@ -106,6 +115,9 @@ impl Program {
                 let from = from.unwrap_or(to);
                 if self.constant(a).is_none() && widens(from, to) && Class::of(from) == Class::of(to) {
                     self.same[value] = a;
+                    if let Some(uses) = self.uses.get_mut(a) {
+                        *uses += types.len();
+                    }
                     return;
                 }
                 let a = self.tile(a);
@@ -126,11 +138,20 @@ impl Program {
                         let x = self.tile(x);
                         self.compute(value, run, &[x]);
                     }
-                    None => self.binary(value, op, x, exponent),
+                    None => {
+                        self.binary(value, op, x, exponent);
+                        self.weight += 10.0;
+                    }
                 }
-                self.weight += 10.0;
             }
-            (_, &[a, b]) => self.binary(value, op, a, b),
+            (Op::Add, &[a, b]) if self.mul_add(value, a, b) || self.mul_add(value, b, a) => {}
+            (_, &[a, b]) => {
+                self.binary(value, op, a, b);
+                // With a rounding in between, the product is needed by itself.
+                let plain =
+                    matches!(dtype, DType::F32 | DType::F64) || rounding == Rounding::AtStores && dtype.is_float();
+                self.product = (op == Op::Mul && plain).then_some(value);
+            }
             (_, &[a]) => {
                 let a = self.tile(a);
                 if let Some(run) = table::unary(op, self.classes[a]) {
@@ -148,6 +169,29 @@ impl Program {
             self.steps.push(Step::Round { run, value });
             self.weight += 0.05;
         }
+    }
+
+    /// Makes one loop of a sum and the product just before it, if nothing else needs that.
+    fn mul_add(&mut self, value: usize, product: usize, other: usize) -> bool {
+        if self.product != Some(product) || self.uses[product] != 1 || other == product {
+            return false;
+        }
+        // Loads of the other operand may stand in between.
+        let Some(at) = self.steps.iter().rposition(|s| !matches!(s, Step::Load { .. })) else {
+            return false;
+        };
+        let (a, b) = match self.steps[at] {
+            Step::Compute { args, value, .. } if value == product => (args[0], args[1]),
+            _ => return false,
+        };
+        let (a, b) = if self.constant(a).is_some() { (b, a) } else { (a, b) };
+        let constants = (self.constant(b).is_some(), self.constant(other).is_some());
+        let Some(run) = table::mul_add(self.classes[value], constants.0, constants.1) else {
+            return false;
+        };
+        self.steps.remove(at);
+        self.compute(value, run, &[a, b, other]);
+        true
     }
 
     fn compute(&mut self, value: usize, run: Loop, from: &[usize]) {

@@ -2,7 +2,9 @@
 
 use super::Op;
 use super::access::Class;
-use super::loops::{Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, select_loop, tile_mut, unary_loop};
+use super::loops::{
+    Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, mul_add_loop, select_loop, tile_mut, unary_loop,
+};
 use crate::runtime::cpu::lanes::{Kernel, bf16_to_f32, dispatch, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::runtime::cpu::math::finish_trig;
 use crate::runtime::cpu::math::real::{self, Real};
@@ -249,6 +251,25 @@ pub(super) fn power(exponent: f64, class: Class) -> Option<Loop> {
         }
     };
     unary(op, class)
+}
+
+/// The loop of `a * b + c`, where `b` and `c` may be constants.
+pub(super) fn mul_add(class: Class, b: bool, c: bool) -> Option<Loop> {
+    macro_rules! constants {
+        ($t:ty) => {
+            match (b, c) {
+                (false, false) => mul_add_loop::<$t, false, false>,
+                (false, true) => mul_add_loop::<$t, false, true>,
+                (true, false) => mul_add_loop::<$t, true, false>,
+                (true, true) => mul_add_loop::<$t, true, true>,
+            }
+        };
+    }
+    match class {
+        Class::F32 => Some(constants!(f32)),
+        Class::F64 => Some(constants!(f64)),
+        _ => None,
+    }
 }
 
 /// The loop of `Where`, the kinds being those of the two values.

@@ -179,6 +179,40 @@ fn powers() {
 }
 
 #[test]
+fn a_product_and_a_sum_in_one_loop_round_twice() {
+    let constant = |x| Instruction::new(Op::Constant(Scalar::Float(x), DType::F32), []);
+    let x: Vec<f32> = (0..3000).map(|i| 1.0 + i as f32 * 1e-4).collect();
+    let y: Vec<f32> = x.iter().map(|v| 1.0 / v).collect();
+    let run = |product: [usize; 2], sum: [usize; 2], outputs: &[usize]| {
+        let code = vec![
+            constant(1.1),
+            constant(-0.9),
+            Instruction::new(Op::Mul, product),
+            Instruction::new(Op::Add, sum),
+        ];
+        let region = Region::new(&[DType::F32; 2], code, outputs, Rounding::EveryOp).unwrap();
+        let (mut out, mut other) = (vec![0f32; 3000], vec![0f32; 3000]);
+        let inputs = [View::new(&x, &[1]), View::new(&y, &[1])];
+        let views = [ViewMut::new(&mut out, &[1]), ViewMut::new(&mut other, &[1])];
+        let mut views: Vec<ViewMut> = views.into_iter().take(outputs.len()).collect();
+        region.run(1, &[3000], &inputs, &mut views).unwrap();
+        (out, other)
+    };
+    let expect = |f: &dyn Fn(f32, f32) -> f32| x.iter().zip(&y).map(|(a, b)| f(*a, *b)).collect::<Vec<f32>>();
+    assert_eq!(run([0, 1], [4, 0], &[5]).0, expect(&|a, b| a * b + a));
+    assert_eq!(run([0, 1], [1, 4], &[5]).0, expect(&|a, b| a * b + b));
+    assert_eq!(run([0, 0], [4, 1], &[5]).0, expect(&|a, b| a * a + b));
+    assert_eq!(run([2, 0], [4, 1], &[5]).0, expect(&|a, b| a * 1.1 + b));
+    assert_eq!(run([0, 2], [3, 4], &[5]).0, expect(&|a, _| a * 1.1 + -0.9));
+    assert_eq!(run([0, 1], [4, 3], &[5]).0, expect(&|a, b| a * b + -0.9));
+    assert_eq!(run([2, 3], [4, 1], &[5]).0, expect(&|_, b| 1.1 * -0.9 + b));
+    assert_eq!(run([0, 1], [4, 4], &[5]).0, expect(&|a, b| a * b + a * b));
+    // The product itself is an output, too.
+    let (sum, product) = run([0, 1], [4, 0], &[5, 4]);
+    assert_eq!((sum, product), (expect(&|a, b| a * b + a), expect(&|a, b| a * b)));
+}
+
+#[test]
 fn memory_may_be_written_in_place() {
     let code = vec![one(Op::Square), Instruction::new(Op::Add, [1, 0])];
     let region = Region::new(&[DType::F32], code, &[2], Rounding::EveryOp).unwrap();
@@ -271,7 +305,67 @@ fn unary_ops_in_every_float_type() {
     }
 }
 
+/// A random instruction: an op by number, and operands by numbers taken modulo the values there are.
+fn drawn(values: usize, (op, a, b, c): (u8, usize, usize, usize)) -> Instruction {
+    let (a, b, c) = (a % values, b % values, c % values);
+    match op {
+        0 => Instruction::new(Op::Constant(Scalar::Float(a as f64 - 2.5), DType::F32), []),
+        1 => Instruction::new(Op::Neg, [a]),
+        2 => Instruction::new(Op::Cast(DType::F32), [a]),
+        3 => Instruction::new(Op::Clamp, [a, b, c]),
+        4 => Instruction::new(Op::Maximum, [a, b]),
+        5 => Instruction::new(Op::Sub, [a, b]),
+        6 | 7 => Instruction::new(Op::Mul, [a, b]),
+        _ => Instruction::new(Op::Add, [a, b]),
+    }
+}
+
+fn evaluate(code: &[Instruction], inputs: &[f32]) -> Vec<f32> {
+    let mut values = inputs.to_vec();
+    for i in code {
+        let v = |k: usize| values[i.args[k]];
+        values.push(match i.op {
+            Op::Constant(Scalar::Float(x), _) => x as f32,
+            Op::Neg => -v(0),
+            Op::Cast(_) => v(0),
+            Op::Clamp => v(0).max(v(1)).min(v(2)),
+            Op::Maximum => v(0).max(v(1)),
+            Op::Sub => v(0) - v(1),
+            Op::Mul => v(0) * v(1),
+            _ => v(0) + v(1),
+        });
+    }
+    values
+}
+
 proptest! {
+    /// Registers are given and taken back rightly, whatever the program.
+    #[test]
+    fn any_program(
+        drawn_code in prop::collection::vec((0u8..11, 0usize..64, 0usize..64, 0usize..64), 1..24),
+        outputs in prop::collection::vec(0usize..64, 1..4),
+        n in 1usize..2100,
+    ) {
+        let code: Vec<Instruction> = (2..).zip(drawn_code).map(|(values, d)| drawn(values, d)).collect();
+        let outputs: Vec<usize> = outputs.iter().map(|o| o % (2 + code.len())).collect();
+        let x: Vec<f32> = (0..n).map(|i| (i % 97) as f32 * 0.125 - 6.0).collect();
+        let y: Vec<f32> = (0..n).map(|i| (i % 89) as f32 * 0.25 - 11.0).collect();
+        let region = Region::new(&[DType::F32; 2], code.clone(), &outputs, Rounding::EveryOp).unwrap();
+        let mut results = vec![vec![0f32; n]; outputs.len()];
+        let mut views: Vec<ViewMut> = results.iter_mut().map(|r| ViewMut::new(r, &[1])).collect();
+        region.run(1, &[n], &[View::new(&x, &[1]), View::new(&y, &[1])], &mut views).unwrap();
+        drop(views);
+        for i in 0..n {
+            let values = evaluate(&code, &[x[i], y[i]]);
+            // Beyond infinity the two notions of a maximum part company.
+            if values.iter().all(|v| v.is_finite()) {
+                for (result, &output) in results.iter().zip(&outputs) {
+                    prop_assert_eq!(result[i], values[output]);
+                }
+            }
+        }
+    }
+
     /// Strided, broadcast and permuted operands against plain indexing.
     #[test]
     fn any_strides(

@@ -1,0 +1,149 @@
+//! What a plan is made of: values and the steps that compute them.
+
+use super::cpu::linear::Activation;
+use super::cpu::region::Region;
+use super::cpu::rowwise::Rowwise;
+use crate::ty::DType;
+
+/// A value of a plan, by its place in the list of values.
+pub type ValueId = usize;
+
+/// A dense value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Value {
+    /// Its sizes.
+    pub shape: Vec<usize>,
+    /// Its element type.
+    pub dtype: DType,
+}
+
+impl Value {
+    /// Elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+}
+
+/// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinearStep {
+    /// Rows.
+    pub x: ValueId,
+    /// Weight, a constant.
+    pub w: ValueId,
+    /// The weight has a column, not a row, for each column of the result.
+    pub transposed: bool,
+    /// Bias, a constant.
+    pub b: Option<ValueId>,
+    /// What is added at the end.
+    pub r: Option<ValueId>,
+    /// What is applied before that.
+    pub activation: Activation,
+    /// The result.
+    pub y: ValueId,
+}
+
+/// A fused pointwise region.
+#[derive(Debug)]
+pub struct RegionStep {
+    /// What is computed.
+    pub region: Region,
+    /// The shape of the results.
+    pub shape: Vec<usize>,
+    /// What it reads, each with strides for that shape.
+    pub inputs: Vec<(ValueId, Vec<isize>)>,
+    /// What it writes, densely.
+    pub outputs: Vec<ValueId>,
+    /// Strides of a dense value of that shape.
+    pub dense: Vec<isize>,
+}
+
+/// An op along rows of the last dimensions, with pointwise work before and after.
+#[derive(Debug)]
+pub struct RowStep {
+    /// What is computed.
+    pub rows: Rowwise,
+    /// The shape of what it reads.
+    pub shape: Vec<usize>,
+    /// So many of its last dimensions are a row.
+    pub reduced: usize,
+    /// What it reads, each with strides for that shape.
+    pub inputs: Vec<(ValueId, Vec<isize>)>,
+    /// What it writes, densely.
+    pub output: ValueId,
+    /// Strides of the result.
+    pub dense: Vec<isize>,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub enum Task {
+    /// A linear layer.
+    Linear(LinearStep),
+    /// Pointwise ops.
+    Region(Box<RegionStep>),
+    /// An op on rows.
+    Rows(Box<RowStep>),
+}
+
+impl LinearStep {
+    /// Columns of the result and of the operand, given the shape of the weight.
+    pub fn sizes(&self, weight: &[usize]) -> Option<(usize, usize)> {
+        match (weight, self.transposed) {
+            (&[n, k], false) | (&[k, n], true) => Some((n, k)),
+            _ => None,
+        }
+    }
+}
+
+impl Task {
+    /// Values that a step reads at every call.
+    pub fn reads(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => [Some(l.x), l.r].into_iter().flatten().collect(),
+            Task::Region(r) => r.inputs.iter().map(|(id, _)| *id).collect(),
+            Task::Rows(r) => r.inputs.iter().map(|(id, _)| *id).collect(),
+        }
+    }
+
+    /// Values that a step writes.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => vec![l.y],
+            Task::Region(r) => r.outputs.clone(),
+            Task::Rows(r) => vec![r.output],
+        }
+    }
+
+    /// What a step does, in words.
+    pub fn name(&self) -> String {
+        match self {
+            Task::Linear(l) => match l.activation {
+                Activation::None => "linear".into(),
+                other => format!("linear + {other:?}").to_lowercase(),
+            },
+            Task::Region(r) => format!("pointwise over {:?}", r.shape),
+            Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
+        }
+    }
+}
+
+/// Steps in order, over values. Every value is an input, a constant, or written by exactly one step.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// All values.
+    pub values: Vec<Value>,
+    /// What is done.
+    pub steps: Vec<Task>,
+    /// Values given at every call.
+    pub inputs: Vec<ValueId>,
+    /// Values given once.
+    pub constants: Vec<ValueId>,
+    /// Values returned, each written by a step.
+    pub outputs: Vec<ValueId>,
+}
