@@ -25,7 +25,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is kept even where it is not faster: what is tested is what it computes."""
     fresh_dynamo()
     torch.manual_seed(0)
-    monkeypatch.setattr(native.NativeGraph, "choose", lambda self, args: (0.0, 1.0))
+    monkeypatch.setattr(native.NativeGraph, "choose", lambda self, args: (0.0, 1.0))  # self.native stays
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -278,6 +278,20 @@ def test_a_wrong_plan_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad(), pytest.warns(hypatia.VerificationWarning, match="native plan"):
         result = compiled(x)
     assert_right(result, model, x)
+
+
+def test_a_wrong_plan_is_not_used_by_the_direct_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = native.NativeGraph.run
+
+    def wrong(self: native.NativeGraph, args: Any) -> Any:
+        return tuple(t * 1.01 for t in run(self, args))
+
+    monkeypatch.setattr(native.NativeGraph, "run", wrong)
+    model, x = Layers(F.relu).eval(), torch.randn(7, 19)
+    with pytest.warns(hypatia.VerificationWarning, match="native plan"):
+        compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        assert_right(compiled(x), model, x)
 
 
 def test_the_slower_of_plan_and_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

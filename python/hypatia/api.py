@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .culprit import Part
 from .guard import Guard
+from .native import PLAN, NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .report import GraphReport
@@ -29,6 +30,19 @@ def optimize(
     only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
     The report is at ``result.meta["hypatia"]``.
     """
+    return optimized(model, example_inputs, kwargs, options, dynamic_shapes)
+
+
+def optimized(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    native: bool = False,
+) -> fx.GraphModule:
+    """The same; with ``native`` the graph's native plan is checked and timed too, or taken off."""
     parsed = Options.parse(options)
     exported = torch.export.export(
         model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
@@ -45,10 +59,12 @@ def optimize(
         return optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
 
     result, report = compiled()
-    if report is not None and parsed.checksum_mode != "off":
-        guard = Guard(gm, result, report, parsed.checksum_mode, compiled, _interpreted, training=not freeze)
-        with torch.set_grad_enabled(not freeze):
-            result = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
+    mode = parsed.checksum_mode
+    for run in (_interpreted, _by_plan) if native else (_interpreted,):
+        if report is not None and mode != "off" and (run is _interpreted or PLAN in result.meta):
+            guard = Guard(gm, result, report, mode, compiled, run, training=not freeze)
+            with torch.set_grad_enabled(not freeze):
+                result = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
     result.training = model.training
@@ -64,6 +80,10 @@ def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
         return pytree.tree_leaves(results)
 
     return forward
+
+
+def _by_plan(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    return NativeGraph(gm, _interpreted(gm)) if PLAN in gm.meta else _interpreted(gm)
 
 
 def _changed(gm: fx.GraphModule) -> set[str]:

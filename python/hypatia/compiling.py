@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .api import optimize
+from .api import optimized
 from .native import PLAN, NativeGraph
 from .options import Options
 from .report import GraphReport
@@ -118,7 +118,7 @@ class _Entry:
         ]
         try:
             with torch.no_grad():
-                gm = optimize(model, *args, kwargs=kwargs, options=options)
+                gm = optimized(model, args, kwargs, options, native=True)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
             return
@@ -130,7 +130,7 @@ class _Entry:
             graph = NativeGraph(gm, lambda flat: gm(*flat))
             with torch.no_grad():
                 self.report.times = graph.choose(args)
-            self._graph = graph if self.report.times[0] <= self.report.times[1] else None
+            self._graph = graph if graph.native else None
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""

@@ -106,7 +106,11 @@ class NativeGraph:
         """Times the plan and the graph in turn, keeps the faster; seconds of both."""
         times: tuple[list[float], list[float]] = ([], [])
         start = time.perf_counter()
-        while len(times[0]) < 3 or (len(times[0]) < 50 and time.perf_counter() - start < seconds):
+        while len(times[0]) < 50 and (
+            not times[0]
+            or (spent := time.perf_counter() - start) < seconds
+            or (len(times[0]) < 3 and spent < 1.0)
+        ):
             for native, taken in zip((True, False), times, strict=True):
                 self.native = native
                 before = time.perf_counter()
