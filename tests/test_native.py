@@ -187,6 +187,22 @@ def test_tensors_that_are_not_what_their_memory_says() -> None:
             assert compiled(x).dtype is torch.bfloat16
 
 
+def test_a_mode_that_counts_ops_sees_them() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, x = Layers(F.relu).eval(), torch.randn(7, 19)
+    through_dynamo, direct = torch.compile(model, backend="hypatia"), hypatia.compile(model, x)
+    with torch.no_grad():
+        through_dynamo(x)
+        counts = []
+        for call in (model, through_dynamo, direct):
+            with FlopCounterMode(display=False) as counter:
+                call(x)
+            counts.append(counter.get_total_flops())
+    assert counts == [counts[0]] * 3
+    assert counts[0] > 0
+
+
 def test_errors_are_eagers() -> None:
     model = Layers(F.relu).eval()
     compiled = hypatia.compile(model, torch.randn(7, 19))

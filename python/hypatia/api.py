@@ -69,6 +69,9 @@ def optimized(
     result.recompile()
     result.training = model.training
     result.meta["hypatia"] = report
+    if not native:
+        # A plan can be neither copied nor written down, and the graph runs without it.
+        result.meta.pop(PLAN, None)
     return result
 
 

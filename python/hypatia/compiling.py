@@ -143,6 +143,9 @@ class _Entry:
         """The flat results of the native plan; none if it is not for these inputs."""
         if self._graph is None or self.model.training != self.training or self.outdated():
             return None
+        if torch._C._len_torch_dispatch_stack():
+            # A mode that counts or logs ops is to see torch's.
+            return None
         return self._graph.run(args)
 
     def structured(self, results: tuple[torch.Tensor, ...]) -> Any:

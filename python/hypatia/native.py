@@ -36,9 +36,13 @@ def attach(gm: fx.GraphModule, optimization: Any) -> str:
     if not all(_is_dense(value_of(n)) for n in output.all_input_nodes):
         return "no native plan: a result is not dense in eager"
     try:
-        gm.meta[PLAN] = optimization.plan()
+        plan = optimization.plan()
     except _native.HypatiaError as e:
         return str(e)
+    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
+    if not given.issuperset(gm.meta[VALUES][i] for i in json.loads(plan.describe())["inputs"]):
+        return "no native plan: a tensor that is part of the graph"
+    gm.meta[PLAN] = plan
     return ""
 
 
@@ -63,10 +67,12 @@ class NativeGraph:
         self._weights: list[torch.Tensor] = []
         self._bound: _native.BoundPlan | None = None
         self.native = True
+        self.settled = False
+        """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
 
     def __call__(self, args: list[Any]) -> Any:
-        """The results, as the graph returns them."""
-        if self.native:
+        """The results, as the graph returns them. A dispatch mode that counts or logs ops sees torch's."""
+        if self.native and not (self.settled and torch._C._len_torch_dispatch_stack()):
             results = self.run(args)
             if results is not None:
                 args.clear()

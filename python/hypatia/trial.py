@@ -47,8 +47,14 @@ class Attempt:
 
     @property
     def precise(self) -> bool:
-        """Whether float64 has nothing against the results, whatever eager has."""
-        return self.comparison is not None and all(r.error <= r.allowed for r in self.comparison.results)
+        """Whether float64 has nothing against the results that it has not against eager's; an infinite
+        error is an overflow that float64 does not have."""
+        if self.comparison is None:
+            return False
+        bounds = (
+            (r, r.eager_error if r.eager_error == float("inf") else 0.0) for r in self.comparison.results
+        )
+        return all(r.error <= max(r.allowed, own) for r, own in bounds)
 
     def __str__(self) -> str:
         worst = self.comparison.worst if self.comparison is not None else None
