@@ -10,9 +10,7 @@ not slower than eager's.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +21,7 @@ from diagnostic import Diagnostic, add_device_options, parser, prepare
 from torch import nn
 
 from hypatia import VerificationWarning, faults
+from hypatia.benching import compare
 
 MODES = ("strict", "soft", "off")
 
@@ -68,21 +67,11 @@ def observe(
     return "right" if right else "wrong", warned, " ".join((named or texts or [""])[0].split()), ratio
 
 
-def _ratio(
-    eager: Callable[..., Any], compiled: Callable[..., Any], x: torch.Tensor, rounds: int = 30
-) -> float:
-    """Eager's time over the compiled model's, medians of calls in turn."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for function, taken in zip((eager, compiled), times, strict=True):
-            if x.is_cuda:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            function(x)
-            if x.is_cuda:
-                torch.cuda.synchronize()
-            taken.append(time.perf_counter() - start)
-    return statistics.median(times[0]) / statistics.median(times[1])
+def _ratio(eager: Callable[..., Any], compiled: Callable[..., Any], x: torch.Tensor) -> float:
+    """Eager's time over the compiled model's, in turns of some calls each: threads of the one that ran before
+    spin for a moment."""
+    times = compare({"eager": lambda: eager(x), "compiled": lambda: compiled(x)}, x.device)
+    return times["eager"] / times["compiled"]
 
 
 def _short(as_expected: bool, fast: bool) -> str:
