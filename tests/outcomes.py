@@ -11,12 +11,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import hypatia
 from support import BACKEND, PEER, assert_as_close_as_eager, compile_count, fresh_dynamo, tensors
+
+grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+
+
+def mlp() -> nn.Sequential:
+    """A small model."""
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 @dataclasses.dataclass

@@ -10,22 +10,16 @@ import torch
 from torch import nn
 
 import hypatia
-from outcomes import Call, assert_like_eager
+from outcomes import Call, assert_like_eager, grad_modes, mlp
 from support import BACKEND, assert_as_close_as_eager, compile_count, fresh_dynamo
 
 pytestmark = pytest.mark.timeout(60)
-
-grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     fresh_dynamo()
     torch.manual_seed(0)
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 class Counting(nn.Module):

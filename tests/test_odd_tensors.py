@@ -10,22 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from outcomes import Call, assert_like_eager, outcome
+from outcomes import Call, assert_like_eager, grad_modes, mlp, outcome
 from support import BACKEND, PEER, assert_as_close_as_eager, fresh_dynamo
 
 pytestmark = pytest.mark.timeout(60)
-
-grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     fresh_dynamo()
     torch.manual_seed(0)
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])

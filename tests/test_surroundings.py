@@ -19,22 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import hypatia
-from outcomes import Call, assert_like_eager
+from outcomes import Call, assert_like_eager, grad_modes, mlp
 from support import BACKEND, PEER, assert_as_close_as_eager, compile_count, fresh_dynamo
 
 pytestmark = pytest.mark.timeout(60)
-
-grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     fresh_dynamo()
     torch.manual_seed(0)
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def test_no_grad_after_a_training_call() -> None:

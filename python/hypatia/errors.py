@@ -14,4 +14,5 @@ class VerificationWarning(UserWarning):
 
 
 class PrecisionWarning(VerificationWarning):
-    """A compiled graph is as close to float64 as eager is, but further than 1e-5 from eager in fp32."""
+    """A compiled graph is as close to float64 as eager is, but not to eager: further than 1e-5 in fp32, or
+    eager overflowed."""

@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use egg::Id;
 use serde::Serialize;
 
+use super::expand::expand;
 use crate::attr::Attr;
 use crate::error::{Error, Result};
-use crate::ir::build::Sink;
 use crate::ir::captured::{CapturedArg, CapturedDim};
-use crate::ir::define::{self, Operands, operand_index};
 use crate::ir::node::Op;
 use crate::ir::program::{Input, Program};
-use crate::ir::sexp::Pos;
 use crate::ops::{AtenCall, AtenOperand, Meaning, OpId, Row, table};
 use crate::ty::Ty;
 
@@ -227,31 +225,28 @@ impl Emitter<'_> {
 
     /// The definition of a fused op as a graph over its tensor operands.
     fn body(&self, op: OpId, children: &[Id]) -> Result<Emission> {
-        let mut body = Body {
-            row: table().row(op),
-            program: Program::default(),
-            operands: vec![],
-        };
+        let mut program = Program::default();
+        let mut operands = vec![];
         for (i, child) in children.iter().enumerate() {
             let id = match &self.program.node(*child).op {
-                Op::Attr(a) => body.program.attr(a.clone()),
+                Op::Attr(a) => program.attr(a.clone()),
                 _ => {
                     let ty: Ty = self.program.ty(*child).clone();
-                    let id = body.program.input(Input {
+                    let id = program.input(Input {
                         name: format!("p{i}"),
                         ty,
                         weight: false,
                     })?;
-                    let position = body.program.leaves.inputs.len() as u32 - 1;
-                    body.program.origin.insert(id, position);
+                    let position = program.leaves.inputs.len() as u32 - 1;
+                    program.origin.insert(id, position);
                     id
                 }
             };
-            body.operands.push(id);
+            operands.push(id);
         }
-        let root = define::expand(op, &mut body)?;
-        body.program.set_outputs([root])?;
-        emit(&body.program, 1, &|_| false)
+        let root = expand(op, &mut program, operands)?;
+        program.set_outputs([root])?;
+        emit(&program, 1, &|_| false)
     }
 }
 
@@ -268,35 +263,5 @@ fn attr_arg(attr: &Attr) -> CapturedArg {
         Attr::Str(s) => CapturedArg::Str(s.to_string()),
         Attr::DType(d) => CapturedArg::Dtype(d.torch_name().into()),
         Attr::Ints(v) => CapturedArg::List(v.iter().map(|d| CapturedArg::Int(CapturedDim::of(d))).collect()),
-    }
-}
-
-struct Body {
-    row: &'static Row,
-    program: Program,
-    operands: Vec<Id>,
-}
-
-impl Operands for Body {
-    fn count(&self) -> usize {
-        self.operands.len()
-    }
-}
-
-impl Sink for Body {
-    type Ref = Id;
-
-    fn word(&mut self, word: &str, pos: Pos) -> Result<Id> {
-        operand_index(self.row, word)
-            .and_then(|i| self.operands.get(i).copied())
-            .ok_or_else(|| pos.error(format!("{} has no operand {word}", self.row.name)))
-    }
-
-    fn attr(&mut self, attr: Attr) -> Result<Id> {
-        Ok(self.program.attr(attr))
-    }
-
-    fn op(&mut self, op: OpId, operands: Vec<Id>, _: Pos) -> Result<Id> {
-        self.program.op(op, operands)
     }
 }

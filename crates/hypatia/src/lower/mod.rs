@@ -1,4 +1,5 @@
 //! From the chosen program to something that runs.
 
 pub mod emit;
+mod expand;
 pub mod plan;

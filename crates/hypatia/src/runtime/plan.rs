@@ -182,6 +182,16 @@ impl Bound {
     }
 }
 
+/// What follows a product, rounded where eager rounds.
+fn epilogue<'a, T>(l: &LinearStep, bias: &'a Option<Vec<T>>, residual: Option<Rows<'a, T>>) -> Epilogue<'a, T> {
+    Epilogue {
+        bias: bias.as_deref(),
+        activation: l.activation,
+        residual,
+        round_before_activation: true,
+    }
+}
+
 /// A weight with a row for each column of the result.
 fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Cow<'a, [T]> {
     if !l.transposed {
@@ -291,24 +301,14 @@ impl Runnable {
                     Rows::dense(slice(xm, m * k), k),
                     m,
                     RowsMut::dense(slice_mut(ym, m * n), n),
-                    &Epilogue {
-                        bias: bias.as_deref(),
-                        activation: l.activation,
-                        residual: rm.map(|r| Rows::dense(slice(r, m * n), n)),
-                        round_before_activation: true,
-                    },
+                    &epilogue(l, bias, rm.map(|r| Rows::dense(slice(r, m * n), n))),
                 ),
                 Bound::Bf16 { packed, bias } => packed.run(
                     threads,
                     Rows::dense(slice(xm, m * k), k),
                     m,
                     RowsMut::dense(slice_mut(ym, m * n), n),
-                    &Epilogue {
-                        bias: bias.as_deref(),
-                        activation: l.activation,
-                        residual: rm.map(|r| Rows::dense(slice(r, m * n), n)),
-                        round_before_activation: true,
-                    },
+                    &epilogue(l, bias, rm.map(|r| Rows::dense(slice(r, m * n), n))),
                 ),
             }
         };

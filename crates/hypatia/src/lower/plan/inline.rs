@@ -5,14 +5,11 @@ use std::collections::BTreeMap;
 use egg::Id;
 use rustc_hash::FxHashMap;
 
-use crate::attr::Attr;
 use crate::error::Result;
-use crate::ir::build::Sink;
-use crate::ir::define::{self, Operands, operand_index};
 use crate::ir::node::{Node, Op};
 use crate::ir::program::Program;
-use crate::ir::sexp::Pos;
-use crate::ops::{Meaning, OpId, Row, table};
+use crate::lower::expand::expand;
+use crate::ops::{Meaning, table};
 
 /// A program without fused ops, and which of its nodes are made of weights only.
 pub(super) struct Inlined {
@@ -35,12 +32,7 @@ impl Inlined {
             let operands: Vec<Id> = node.children.iter().map(|c| place[c]).collect();
             let new = match &node.op {
                 Op::Row(op) if matches!(table().row(*op).meaning, Meaning::Defined(_)) => {
-                    let mut sink = Inline {
-                        row: table().row(*op),
-                        program: &mut inlined.program,
-                        operands,
-                    };
-                    define::expand(*op, &mut sink)?
+                    expand(*op, &mut inlined.program, operands)?
                 }
                 op => inlined.program.add(Node {
                     op: op.clone(),
@@ -56,35 +48,5 @@ impl Inlined {
         }
         inlined.program.root = place[&source.root];
         Ok(inlined)
-    }
-}
-
-struct Inline<'a> {
-    row: &'static Row,
-    program: &'a mut Program,
-    operands: Vec<Id>,
-}
-
-impl Operands for Inline<'_> {
-    fn count(&self) -> usize {
-        self.operands.len()
-    }
-}
-
-impl Sink for Inline<'_> {
-    type Ref = Id;
-
-    fn word(&mut self, word: &str, pos: Pos) -> Result<Id> {
-        operand_index(self.row, word)
-            .and_then(|i| self.operands.get(i).copied())
-            .ok_or_else(|| pos.error(format!("{} has no operand {word}", self.row.name)))
-    }
-
-    fn attr(&mut self, attr: Attr) -> Result<Id> {
-        Ok(self.program.attr(attr))
-    }
-
-    fn op(&mut self, op: OpId, operands: Vec<Id>, _: Pos) -> Result<Id> {
-        self.program.op(op, operands)
     }
 }
