@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import native
+from hypatia import calls, native
 from hypatia.backend import collecting
 from support import fresh_dynamo
 
@@ -25,7 +28,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is kept even where it is not faster: what is tested is what it computes."""
     fresh_dynamo()
     torch.manual_seed(0)
-    monkeypatch.setattr(native.NativeGraph, "choose", lambda self, args: (0.0, 1.0))  # self.native stays
+    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
+    monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: times)  # self.native stays
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -65,7 +69,7 @@ def assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) 
     """As close to float64 as eager is: at most twice its error, plus a few roundings."""
     with torch.no_grad():
         eager = model(*inputs)
-        wide = copy.deepcopy(model).double()(*[x.double() for x in inputs])
+        wide = copy.deepcopy(model).double()(*[x.double() if x.is_floating_point() else x for x in inputs])
     assert result.shape == eager.shape
     assert result.dtype == eager.dtype
     if eager.numel():
@@ -104,8 +108,116 @@ def test_residuals_and_broadcasts() -> None:
 
 
 def test_a_graph_that_has_no_plan_runs_on_torch() -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(0)), torch.randn(4, 8)
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sort().values
+
+    model, x = Sorted(), torch.randn(4, 8)
     assert_right(planned(model, x, native_wanted=False), model, x)
+
+
+class Mixed(nn.Module):
+    """Ops that have a kernel between ops that only torch has."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 8)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(x).relu()))
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    heads = x.reshape(-1, 4, 2, 12).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(-1, 24)
+
+
+def _greatest(x: torch.Tensor) -> torch.Tensor:
+    values, places = x.topk(2, 0)
+    return x + values[:1] * places[1:]
+
+
+TORCH_OPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "writes its result": (lambda x: x.softmax(0), "dispatcher"),
+    "returns its result": (_attention, "dispatcher"),
+    "takes a list": (lambda x: torch.cat([x[:, 12:], x[:, :12]], 1), "dispatcher"),
+    "takes an optional number": (lambda x: x.std(1, correction=0, keepdim=True) + x, "python"),
+    "has two results": (_greatest, "dispatcher"),
+    "returns a list": (lambda x: x.exp().unbind(0)[3] + x, "python"),
+    "takes a dtype": (lambda x: x.cumsum(0, dtype=torch.float64).float() + x, "dispatcher"),
+}
+
+
+@pytest.mark.parametrize(("between", "kind"), TORCH_OPS.values(), ids=list(TORCH_OPS))
+def test_steps_that_torch_computes(between: Callable[[torch.Tensor], torch.Tensor], kind: str) -> None:
+    model, x = Mixed(between), torch.randn(8, 16)
+    with no_fallback(), mock.patch.object(calls, "call", wraps=calls.call) as made:
+        assert_right(planned(model, x), model, x)
+    kinds = {type(calls.call(*c.args)) is str for c in made.call_args_list}
+    assert (False in kinds) == (kind == "python"), made.call_args_list
+
+
+@pytest.mark.parametrize(("between", "kind"), TORCH_OPS.values(), ids=list(TORCH_OPS))
+def test_without_the_c_functions_steps_run_in_python(
+    between: Callable[[torch.Tensor], torch.Tensor], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "LIBTORCH", Path("there is none"))
+    model, x = Mixed(between), torch.randn(8, 16)
+    with no_fallback():
+        assert_right(planned(model, x), model, x)
+
+
+@contextlib.contextmanager
+def no_fallback() -> Iterator[None]:
+    """A plan that fails is an error here."""
+
+    def failed(self: native.NativeGraph, error: Exception, args: Any) -> Any:
+        raise error
+
+    with mock.patch.object(native.NativeGraph, "_failed", failed):
+        yield
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(x)).relu()
+
+
+def test_an_error_of_torch_is_torchs_and_names_the_step() -> None:
+    compiled = hypatia.compile(Embedded().eval(), torch.tensor([[1, 2], [3, 4]]))
+    with torch.no_grad():
+        compiled(torch.tensor([[9, 0], [0, 9]]))
+        with pytest.raises(IndexError) as raised:
+            compiled(torch.tensor([[1, 2], [3, 10]]))
+        assert any("embedding" in note for note in raised.value.__notes__)
+        good = torch.tensor([[5, 6], [7, 8]])
+        assert_right(compiled(good), compiled.model, good)
+
+
+def test_a_table_is_not_copied() -> None:
+    model = Embedded().eval()
+    compiled = hypatia.compile(model, torch.tensor([1, 2]))
+    with torch.no_grad():
+        before = compiled(torch.tensor([1, 2]))
+        model.table.weight[1] += 1
+        after = compiled(torch.tensor([1, 2]))
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+
+
+def test_sizes_that_change_need_no_new_graph() -> None:
+    model = Mixed(lambda x: x.softmax(0)).eval()
+    compiled = torch.compile(model, backend="hypatia", dynamic=True)
+    with torch.no_grad(), collecting() as reports, no_fallback():
+        for rows in (8, 3, 64, 5, 8):
+            x = torch.randn(rows, 16)
+            assert_right(compiled(x), model, x)
+    assert [native.KERNEL in r.kernels for r in reports] == [True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -318,4 +430,4 @@ def test_the_slower_of_plan_and_graph_is_dropped(monkeypatch: pytest.MonkeyPatch
         torch.compile(model, backend="hypatia")(x)
     (report,) = reports
     assert report.times is not None
-    assert ("dropped" in str(report)) == (report.times[0] > report.times[1])
+    assert ("dropped" in str(report)) == (report.times["plan"] > report.times["graph"])

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .culprit import Part
 from .guard import Guard
-from .native import PLAN, NativeGraph
+from .native import GRAPH, PLAN, NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .report import GraphReport
@@ -72,6 +72,7 @@ def optimized(
     if not native:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)
+        result.meta.pop(GRAPH, None)
     return result
 
 
@@ -86,7 +87,10 @@ def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def _by_plan(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    return NativeGraph(gm, _interpreted(gm)) if PLAN in gm.meta else _interpreted(gm)
+    if PLAN not in gm.meta:
+        return _interpreted(gm)
+    gm.meta[GRAPH] = NativeGraph(gm, _interpreted(gm))
+    return gm.meta[GRAPH]
 
 
 def _changed(gm: fx.GraphModule) -> set[str]:

@@ -215,3 +215,26 @@ def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
     for symbol in value.node.expr.free_symbols:
         if symbol in known:
             hints.setdefault(str(symbol), int(known[symbol]))
+
+
+def resolve(name: str) -> Any:
+    """The call target of a name."""
+    namespace, *path = name.split(".")
+    if namespace == "_operator":
+        return getattr(operator, path[0])
+    return operator.attrgetter(name)(torch.ops)
+
+
+def by_schema(target: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments as torch's schema wants them."""
+    if not isinstance(target, OpOverload):
+        return tuple(values), {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument, value in zip(target._schema.arguments, values, strict=False):
+        if argument.kwarg_only:
+            if not (argument.has_default_value() and argument.default_value == value):
+                kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return tuple(args), kwargs

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .api import optimized
-from .native import PLAN, NativeGraph
+from .native import GRAPH, PLAN, NativeGraph
 from .options import Options
 from .report import GraphReport
 
@@ -127,10 +127,16 @@ class _Entry:
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if PLAN in gm.meta and self.positional:
             self.single = self._spec.is_leaf()
-            graph = NativeGraph(gm, lambda flat: gm(*flat))
+            graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
+            graph.fallback = lambda flat: gm(*flat)
             with torch.no_grad():
-                self.report.times = graph.choose(args)
-            self._graph = graph if graph.native else None
+                times = self.report.times = graph.choose(args, lambda: model(*args))
+            self.report.memory = graph.bytes
+            if graph.native:
+                graph.settled = True
+                self._graph = graph
+            elif times["eager"] < times["graph"]:
+                self._run = model
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""

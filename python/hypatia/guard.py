@@ -120,9 +120,10 @@ class Guard:
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)
-        if isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
+        if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
             with quietly():
                 self.report.times = form.forward.choose(inputs)
+                self.report.memory = form.forward.bytes
             form.forward.settled = True
         if not call or trial.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.

@@ -6,6 +6,7 @@ What a plan cannot do, or inputs that it was not made for, run on the FX graph i
 from __future__ import annotations
 
 import json
+import logging
 import operator
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _native
-from .capture import value_of
+from . import _native, calls
+from .capture import Captured, by_schema, resolve, value_of
 from .kernels import FusedCall
+from .layout import storage_of
+
+log = logging.getLogger(__name__)
+
+# For plans with calls into torch: two pools of threads would fight, since torch's spin after every op.
+_native.borrow_threads(str(calls.LIBTORCH))
+
+KEPT = 64
+"""Sets of sizes for which a graph keeps a plan."""
 
 KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
@@ -25,24 +35,75 @@ VALUES = "hypatia_values"
 """Key of a graph's metadata: names of its nodes by their number in the program."""
 
 PLAN = "hypatia_plan"
-"""Key of a graph's metadata: its native plan."""
+"""Key of a graph's metadata: what makes its native plans."""
+
+GRAPH = "hypatia_native"
+"""Key of a graph's metadata: what runs it by its plans."""
 
 
-def attach(gm: fx.GraphModule, optimization: Any) -> str:
+class Planner:
+    """Makes the native plans of a graph: one for each set of sizes."""
+
+    def __init__(self, gm: fx.GraphModule, optimization: Any, captured: Captured) -> None:
+        self.optimization = optimization
+        self.captured = captured
+        self.hints = captured.hints
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.symbols = _symbols(placeholders)
+        self._first = self._plan(self.hints)
+
+    def _plan(self, sizes: dict[str, int]) -> _native.NativePlan:
+        return self.optimization.plan(sizes)
+
+    def at(self, sizes: dict[str, int]) -> _native.NativePlan:
+        """The plan for these values of the symbols."""
+        return self._first if sizes == self.hints else self._plan(sizes)
+
+    def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
+        """The calls into torch that a plan's steps make."""
+        return [calls.call(*self._call(d)) for d in described]
+
+    def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+        operands = [
+            o if o == "attr" else calls.Read(o["tensor"]) if "tensor" in o else o["int"]
+            for o in described["operands"]
+        ]
+        if described["origin"] is not None:
+            return calls.captured_call(self.captured.nodes[described["origin"]], operands)
+        target = resolve(described["target"])
+        args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
+        return target, args, kwargs
+
+    def __deepcopy__(self, memo: Any) -> Planner:
+        return self
+
+
+def attach(gm: fx.GraphModule, optimization: Any, captured: Captured) -> str:
     """Gives a graph its native plan; the reason if it has none."""
     if any(isinstance(m, FusedCall) for m in gm.children()):
         return "no native plan: a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
-    if not all(_is_dense(value_of(n)) for n in output.all_input_nodes):
+    results = output.all_input_nodes
+    if not all(_is_dense(value_of(n)) for n in results):
         return "no native plan: a result is not dense in eager"
+    if len({storage_of(n) for n in results}) != len(results):
+        return "no native plan: results share memory"
     try:
-        plan = optimization.plan()
+        planner = Planner(gm, optimization, captured)
+        described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
         return str(e)
     given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(gm.meta[VALUES][i] for i in json.loads(plan.describe())["inputs"]):
+    if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
         return "no native plan: a tensor that is part of the graph"
-    gm.meta[PLAN] = plan
+    for call in described["calls"]:
+        if call["origin"] is not None:
+            reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
+            if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
+                return "no native plan: a call that only torch knows reads a tensor with gaps"
+    if len(described["calls"]) == len(described["steps"]):
+        return "no native plan: no step has a kernel"
+    gm.meta[PLAN] = planner
     return ""
 
 
@@ -52,8 +113,8 @@ class NativeGraph:
     def __init__(self, gm: fx.GraphModule, fallback: Callable[[list[Any]], Any]) -> None:
         self.gm = gm
         self.fallback = fallback
-        self.plan: _native.NativePlan = gm.meta[PLAN]
-        described = json.loads(self.plan.describe())
+        self.planner: Planner = gm.meta[PLAN]
+        described = self._describe(self.planner.at(self.planner.hints))
         names = gm.meta[VALUES]
         nodes = {n.name: n for n in gm.graph.nodes}
         position = {n: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
@@ -65,10 +126,14 @@ class NativeGraph:
         self.takes_all = self.inputs == list(range(len(position)))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self._weights: list[torch.Tensor] = []
-        self._bound: _native.BoundPlan | None = None
+        self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
+
+    @staticmethod
+    def _describe(plan: _native.NativePlan) -> dict[str, Any]:
+        return json.loads(plan.describe())
 
     def __call__(self, args: list[Any]) -> Any:
         """The results, as the graph returns them. A dispatch mode that counts or logs ops sees torch's."""
@@ -81,51 +146,125 @@ class NativeGraph:
 
     def run(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         """The results of the plan; none if it is not for these arguments."""
-        if self._bound is not None and all(
-            map(operator.is_, map(args.__getitem__, self.weights), self._weights)
-        ):
-            inputs = args if self.takes_all else [args[i] for i in self.inputs]
-            results = self._bound(torch.get_num_threads(), *inputs)
-            if results is not None or self._bound.current():
-                return results
-        if not self._bind(args):
-            return None
-        return self._bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+        sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
+        bound = self._bound.get(sizes)
+        try:
+            if bound is not None and all(
+                map(operator.is_, map(args.__getitem__, self.weights), self._weights)
+            ):
+                inputs = args if self.takes_all else [args[i] for i in self.inputs]
+                results = bound(torch.get_num_threads(), *inputs)
+                if results is not None or bound.current():
+                    return results
+                self._bound.clear()
+            bound = self._bind(args, sizes)
+            return bound and bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+        except _native.HypatiaError as error:
+            return self._failed(error, args)
 
-    def _bind(self, args: Sequence[Any]) -> bool:
-        """Binds the plan to the weights as they are now; false if changes could go unnoticed."""
+    def _failed(self, error: Exception, args: Sequence[Any]) -> Any:
+        """A step failed: torch's ops do the same and say why, or do better."""
+        try:
+            results = self.fallback(list(args))
+        except Exception as reason:
+            if hasattr(reason, "add_note"):
+                reason.add_note(f"hypatia: {error}")
+            raise
+        log.warning("the native plan is not used any more: %s", error)
+        self.native = False
+        return results
+
+    def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> _native.BoundPlan | None:
+        """The plan bound to the weights as they are now; none if changes could go unnoticed."""
         weights = [args[i] for i in self.weights]
         attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
         if any(w.is_inference() for w in (*weights, *attributes)):
             # They have no version counter.
-            return False
+            return None
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
+        plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
         with torch.inference_mode(False), torch.no_grad():
             constants = [
                 _value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants
             ]
-            self._bound = self.plan.bind(constants, [*weights, *attributes])
+            bound = plan.bind(
+                constants,
+                [*weights, *attributes],
+                self.planner.calls(self._describe(plan)["calls"]),
+                str(calls.LIBTORCH),
+            )
+        if self._weights and not all(map(operator.is_, weights, self._weights)):
+            self._bound.clear()
+        while len(self._bound) >= KEPT:
+            self._bound.pop(next(iter(self._bound)))
+        self._bound[sizes] = bound
         self._weights = weights
-        return True
+        return bound
 
-    def choose(self, args: Sequence[Any], seconds: float = 0.05) -> tuple[float, float]:
-        """Times the plan and the graph in turn, keeps the faster; seconds of both."""
-        times: tuple[list[float], list[float]] = ([], [])
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of values in between and of packed weights, over all sizes that are kept."""
+        both = [b.bytes() for b in self._bound.values()]
+        return max((a for a, _ in both), default=0), sum(p for _, p in both)
+
+    def choose(
+        self, args: Sequence[Any], eager: Callable[[], Any] | None = None, seconds: float = 0.05
+    ) -> dict[str, float]:
+        """Times the plan, the graph and what eager does in turn, keeps the fastest; seconds of each."""
+        # Packing weights is not part of a call.
+        self.native = True
+        self(list(args))
+        forms: dict[str, Callable[[], Any]] = {
+            "plan": lambda: self(list(args)),
+            "graph": lambda: self.fallback(list(args)),
+        }
+        if eager is not None:
+            forms["eager"] = eager
+        times: dict[str, list[float]] = {name: [] for name in forms}
         start = time.perf_counter()
-        while len(times[0]) < 50 and (
-            not times[0]
+        while len(times["plan"]) < 50 and (
+            not times["plan"]
             or (spent := time.perf_counter() - start) < seconds
-            or (len(times[0]) < 3 and spent < 1.0)
+            or (len(times["plan"]) < 3 and spent < 1.0)
         ):
-            for native, taken in zip((True, False), times, strict=True):
-                self.native = native
+            for name, form in forms.items():
                 before = time.perf_counter()
-                self(list(args))
-                taken.append(time.perf_counter() - before)
+                form()
+                times[name].append(time.perf_counter() - before)
         # The fastest of each: what disturbs a call only makes it longer.
-        plan, graph = (min(t) for t in times)
-        self.native = plan <= graph
-        return plan, graph
+        best = {name: min(taken) for name, taken in times.items()}
+        self.native = min(best, key=best.__getitem__) == "plan"
+        return best
+
+
+def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
+    """Where the values of symbols are among the arguments: an integer, or a dimension of a tensor."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for position, node in enumerate(placeholders):
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            found.setdefault(str(value.node.expr), (position, None))
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(str(size.node.expr), (position, dim))
+    return [(symbol, *place) for symbol, place in found.items()]
+
+
+def _given(arg: Any, operands: Sequence[Any]) -> Any:
+    """An argument of the compiler's own form as torch takes it."""
+    if arg == "none":
+        return None
+    ((kind, value),) = arg.items()
+    if kind == "node":
+        return operands[value]
+    if kind == "float":
+        return float(value)
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "list":
+        return [_given(a, operands) for a in value]
+    return value
 
 
 def _is_dense(value: Any) -> bool:

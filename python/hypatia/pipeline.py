@@ -56,7 +56,7 @@ def optimize_graph(
         optimization = programs.optimized(captured.text, options.native(captured.device))
         optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
         if kind == "inference" and captured.device.type == "cpu" and native.KERNEL not in kernels:
-            reason = native.attach(optimized, optimization)
+            reason = native.attach(optimized, optimization, captured)
             if reason:
                 log.debug("%s", reason)
     except UnsupportedError as e:

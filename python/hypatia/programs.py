@@ -28,8 +28,8 @@ class Optimization(Protocol):
     def report(self) -> str:
         """What was done, as JSON."""
 
-    def plan(self) -> _native.NativePlan:
-        """The program as a native plan."""
+    def plan(self, sizes: dict[str, int]) -> _native.NativePlan:
+        """The program as a native plan at given sizes."""
 
     def graphs(self) -> str:
         """The programs in and out as lists of nodes, as JSON."""
@@ -50,11 +50,10 @@ class Optimization(Protocol):
 class _Kept:
     """An optimized program from disk."""
 
-    def __init__(self, graph: str, options: str, emission: str, report: str, planned: bool) -> None:
+    def __init__(self, graph: str, options: str, emission: str, report: str) -> None:
         self._source = (graph, options)
         self._emission = emission
         self._report = report
-        self._planned = planned
 
     @functools.cached_property
     def _again(self) -> _native.Optimization:
@@ -66,10 +65,8 @@ class _Kept:
     def report(self) -> str:
         return self._report
 
-    def plan(self) -> _native.NativePlan:
-        if not self._planned:
-            raise _native.HypatiaError("no native plan: there was none when the program was kept")
-        return self._again.plan()
+    def plan(self, sizes: dict[str, int]) -> _native.NativePlan:
+        return self._again.plan(sizes)
 
     def graphs(self) -> str:
         return self._again.graphs()
@@ -94,23 +91,15 @@ def optimized(graph: str, options: str) -> Optimization:
     if found is not None:
         try:
             kept = json.loads(found)
-            return _Kept(graph, options, kept["emission"], kept["report"], kept["planned"])
+            return _Kept(graph, options, kept["emission"], kept["report"])
         except (ValueError, KeyError, TypeError):
             pass
     fresh = _native.optimize(graph, options)
     report = fresh.report()
     if sum(json.loads(report)["times"].values()) >= WORTH_MS:
-        kept = {"emission": fresh.emission(), "report": report, "planned": _has_plan(fresh)}
+        kept = {"emission": fresh.emission(), "report": report}
         cache.put(KIND, key, json.dumps(kept).encode())
     return fresh
-
-
-def _has_plan(optimization: _native.Optimization) -> bool:
-    try:
-        optimization.plan()
-    except _native.HypatiaError:
-        return False
-    return True
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import kernels
-from .capture import Captured, target_name, terms, value_of
+from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
@@ -136,9 +136,9 @@ class _Rebuilder:
         return self._fused(item, old, env)
 
     def _call(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
-        target = _resolve(item["target"])
+        target = resolve(item["target"])
         values = [self._argument(a, env) for a in item["args"]]
-        args, kwargs = _by_schema(target, values)
+        args, kwargs = by_schema(target, values)
         node = self.graph.call_function(target, args, kwargs)
         same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
         name = old.name if same else item["op"].replace("-", "_")
@@ -324,28 +324,6 @@ class _Aliases:
         return {storage_of(n) for n in nodes if n.meta.get("folded")} - {None}
 
 
-def _resolve(name: str) -> Any:
-    namespace, *path = name.split(".")
-    if namespace == "_operator":
-        return getattr(operator, path[0])
-    return operator.attrgetter(name)(torch.ops)
-
-
-def _by_schema(target: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments as torch's schema wants them."""
-    if not isinstance(target, OpOverload):
-        return tuple(values), {}
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for argument, value in zip(target._schema.arguments, values, strict=False):
-        if argument.kwarg_only:
-            if not (argument.has_default_value() and argument.default_value == value):
-                kwargs[argument.name] = value
-        else:
-            args.append(value)
-    return tuple(args), kwargs
-
-
 def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:
     """The definition of a fused op as a module of its own."""
     graph = fx.Graph()
@@ -364,8 +342,8 @@ def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:
         if item["kind"] == "input":
             env[number] = places[item["origin"]]
             continue
-        target = _resolve(item["target"])
-        args, kwargs = _by_schema(target, [argument(a) for a in item["args"]])
+        target = resolve(item["target"])
+        args, kwargs = by_schema(target, [argument(a) for a in item["args"]])
         env[number] = graph.call_function(target, args, kwargs)
     graph.output(env[emission["outputs"][0]])
     return fx.GraphModule(torch.nn.Module(), graph, name)

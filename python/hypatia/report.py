@@ -82,8 +82,10 @@ class GraphReport:
         self.before = before
         self.after = after
         self.check: Check | None = None
-        self.times: tuple[float, float] | None = None
-        """Seconds of a call by the native plan and by torch's ops, where both were timed."""
+        self.times: dict[str, float] | None = None
+        """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
+        self.memory: tuple[int, int] | None = None
+        """Bytes of the plan's values in between, and of its copies of weights."""
         self.optimization = optimization
 
     @functools.cached_property
@@ -170,9 +172,14 @@ class GraphReport:
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
         if self.times is not None:
-            plan, graph = self.times
-            kept = "kept" if plan <= graph else "not faster, dropped"
-            lines.append(f"  native    {1e6 * plan:.0f} us, torch's ops {1e6 * graph:.0f} us: {kept}")
+            best = min(self.times, key=self.times.__getitem__)
+            names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
+            each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
+            kept = "the plan is kept" if best == "plan" else f"dropped, {names[best]} faster"
+            lines.append(f"  native    {each}: {kept}")
+        if self.memory is not None:
+            values, copies = (n / 2**20 for n in self.memory)
+            lines.append(f"  memory    {values:.1f} MiB in between, {copies:.1f} MiB of packed weights")
         if self.check is not None:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)

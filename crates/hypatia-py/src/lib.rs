@@ -1,8 +1,10 @@
 //! Python binding: converts, calls, maps errors. Graphs, options and reports cross as JSON.
 
+mod call;
 mod plan;
 mod tensor;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hypatia::cost::Target;
@@ -98,10 +100,11 @@ impl Optimization {
         guarded(py, || json(&self.optimized.report()))
     }
 
-    /// The program as a native plan; an error says why there is none.
-    fn plan(&self, py: Python<'_>) -> PyResult<plan::NativePlan> {
+    /// The program as a native plan at given values of its symbols; an error says why there is none.
+    #[pyo3(signature = (sizes = BTreeMap::new()))]
+    fn plan(&self, py: Python<'_>, sizes: BTreeMap<String, i64>) -> PyResult<plan::NativePlan> {
         guarded(py, || {
-            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results).map_err(failed)?;
+            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &sizes).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
         })
     }
@@ -200,6 +203,17 @@ impl Checked {
     }
 }
 
+/// Runs kernels on torch's own threads, if this libtorch lends them; whether it does.
+#[pyfunction]
+fn borrow_threads(libtorch: std::path::PathBuf) -> bool {
+    let found = hypatia::runtime::torch::parallel_for(&libtorch);
+    if let Some(run) = found {
+        // SAFETY: torch is never unloaded, and its loop returns after all its parts did.
+        unsafe { hypatia::runtime::pool::Pool::borrow_threads(run) };
+    }
+    found.is_some()
+}
+
 /// Names of the targets that the cost model knows.
 #[pyfunction]
 fn targets() -> Vec<String> {
@@ -219,5 +233,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
+    m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;
     Ok(())
 }

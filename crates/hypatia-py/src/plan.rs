@@ -1,16 +1,19 @@
 //! Native plans for Python: bound once to their constants, then one call runs a whole graph.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia::lower::plan::Lowered;
+use hypatia::lower::plan::{Lowered, TorchCall};
 use hypatia::runtime::plan::{Memory, Plan, Runnable, Value};
+use hypatia::runtime::torch::{Argument, Call, DispatcherCall, Shim};
 use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::call::PythonCall;
 use crate::tensor::Exchange;
 use crate::{failed, json};
 
@@ -20,6 +23,7 @@ pub struct NativePlan {
     plan: Arc<Plan>,
     inputs: Vec<usize>,
     constants: Vec<usize>,
+    calls: Vec<TorchCall>,
 }
 
 impl NativePlan {
@@ -28,6 +32,7 @@ impl NativePlan {
             plan: Arc::new(lowered.plan),
             inputs: lowered.inputs.into_iter().map(usize::from).collect(),
             constants: lowered.constants.into_iter().map(usize::from).collect(),
+            calls: lowered.calls,
         }
     }
 }
@@ -37,6 +42,7 @@ struct Description {
     inputs: Vec<usize>,
     constants: Vec<usize>,
     steps: Vec<String>,
+    calls: Vec<TorchCall>,
 }
 
 #[derive(Clone)]
@@ -66,12 +72,20 @@ impl NativePlan {
             inputs: self.inputs.clone(),
             constants: self.constants.clone(),
             steps: self.plan.steps.iter().map(|s| s.name()).collect(),
+            calls: self.calls.clone(),
         })
     }
 
-    /// Packs the constants, which are not needed afterwards. The plan does not run any more once one of the
-    /// watched tensors was changed or lies elsewhere.
-    fn bind(&self, py: Python<'_>, constants: &Bound<'_, PyList>, watched: &Bound<'_, PyList>) -> PyResult<BoundPlan> {
+    /// Packs the constants. The plan does not run any more once one of the watched tensors was changed or lies
+    /// elsewhere. A call is text, for libtorch's dispatcher, or a Python function.
+    fn bind(
+        &self,
+        py: Python<'_>,
+        constants: &Bound<'_, PyList>,
+        watched: &Bound<'_, PyList>,
+        calls: &Bound<'_, PyList>,
+        libtorch: PathBuf,
+    ) -> PyResult<BoundPlan> {
         let exchange = Exchange::get(py)?;
         if constants.len() != self.plan.constants.len() {
             return Err(PyValueError::new_err("another number of constants"));
@@ -88,8 +102,15 @@ impl NativePlan {
             }
             memories.push(Memory(tensor.data()));
         }
-        // SAFETY: the tensors were checked, and the list keeps them alive.
-        let runnable = unsafe { self.plan.clone().bind(&memories) }.map_err(failed)?;
+        let calls = (calls.iter())
+            .map(|c| call(&c, exchange, &libtorch))
+            .collect::<PyResult<_>>()?;
+        let mut kept = vec![];
+        for at in self.plan.kept() {
+            kept.push(constants.get_item(at)?.unbind());
+        }
+        // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
+        let runnable = unsafe { self.plan.clone().bind(&memories, calls) }.map_err(failed)?;
         let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
         Ok(BoundPlan {
@@ -98,8 +119,29 @@ impl NativePlan {
             watched,
             exchange,
             runnable,
+            _kept: kept,
         })
     }
+}
+
+/// A call as Python describes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    op: String,
+    overload: String,
+    arguments: Vec<Argument>,
+    returns: usize,
+}
+
+fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResult<Box<dyn Call>> {
+    let Ok(text) = given.extract::<String>() else {
+        return Ok(Box::new(PythonCall::new(given.clone().unbind(), exchange)));
+    };
+    let d: Described = serde_json::from_str(&text).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    let shim = Shim::get(libtorch).map_err(failed)?;
+    let call = DispatcherCall::new(shim, &d.op, &d.overload, d.arguments, d.returns).map_err(failed)?;
+    Ok(Box::new(call))
 }
 
 /// A tensor whose state is remembered.
@@ -143,6 +185,8 @@ pub struct BoundPlan {
     outputs: Vec<Expected>,
     watched: Vec<Watched>,
     exchange: Exchange,
+    /// Constants that steps read where they are.
+    _kept: Vec<Py<PyAny>>,
 }
 
 #[pymethods]

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 
+use hypatia::runtime::torch::Strided;
 use hypatia::ty::DType;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
@@ -163,6 +164,63 @@ impl Exchange {
             }),
             _ => Err(PyRuntimeError::new_err(format!("no memory for a result: {message}"))),
         }
+    }
+}
+
+/// What keeps the sizes of a borrowed tensor alive.
+struct Sizes {
+    managed: Managed,
+    _shape: Vec<i64>,
+    _strides: Vec<i64>,
+}
+
+unsafe extern "C" fn free_sizes(managed: *mut Managed) {
+    // SAFETY: made by `wrap`, which put its box behind this pointer.
+    unsafe { drop(Box::from_raw((*managed).manager_ctx.cast::<Sizes>())) };
+}
+
+impl Exchange {
+    /// A torch tensor on memory of ours.
+    ///
+    /// # Safety
+    /// The memory outlives the tensor.
+    pub unsafe fn wrap<'py>(&self, py: Python<'py>, t: &Strided<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let (code, bits) = code_of(t.dtype);
+        let mut shape: Vec<i64> = t.shape.iter().map(|s| *s as i64).collect();
+        let mut strides: Vec<i64> = t.strides.iter().map(|s| *s as i64).collect();
+        let mut sizes = Box::new(Sizes {
+            managed: Managed {
+                version: Version { major: 1, minor: 0 },
+                manager_ctx: null_mut(),
+                deleter: Some(free_sizes),
+                flags: 0,
+                tensor: DlTensor {
+                    data: t.data.cast(),
+                    device_type: CPU,
+                    device_id: 0,
+                    ndim: shape.len() as i32,
+                    code,
+                    bits,
+                    lanes: 1,
+                    shape: shape.as_mut_ptr(),
+                    strides: strides.as_mut_ptr(),
+                    byte_offset: 0,
+                },
+            },
+            _shape: shape,
+            _strides: strides,
+        });
+        sizes.managed.manager_ctx = (&raw mut *sizes).cast();
+        let managed = &raw mut Box::leak(sizes).managed;
+        let mut object: *mut c_void = null_mut();
+        // SAFETY: the GIL is held; torch calls the deleter when the tensor goes.
+        if unsafe { (self.table().object_from_managed)(managed, &mut object) } != 0 || object.is_null() {
+            // SAFETY: torch did not take it.
+            unsafe { free_sizes(managed) };
+            return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch did not take a tensor")));
+        }
+        // SAFETY: a new reference.
+        Ok(unsafe { Bound::from_owned_ptr(py, object.cast()) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Compile-time values: what an op takes besides tensors. They are leaves of the e-graph, so
 //! that a pattern can bind them and a rule can compute new ones.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -40,6 +41,15 @@ impl Attr {
     /// A list of known integers.
     pub fn ints(v: &[i64]) -> Attr {
         Attr::Ints(crate::dim::dims(v))
+    }
+
+    /// With sizes in the place of symbols, where they are known.
+    pub fn at(&self, sizes: &BTreeMap<String, i64>) -> Attr {
+        match self {
+            Attr::Int(d) => Attr::Int(d.at(sizes)),
+            Attr::Ints(v) => Attr::Ints(v.iter().map(|d| d.at(sizes)).collect()),
+            other => other.clone(),
+        }
     }
 
     /// The number, for a known integer, float or truth value.

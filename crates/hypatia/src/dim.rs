@@ -68,6 +68,20 @@ impl Dim {
         }
     }
 
+    /// With sizes in the place of symbols, where they are known.
+    pub fn at(&self, sizes: &BTreeMap<String, i64>) -> Dim {
+        let Dim::Poly(terms) = self else {
+            return self.clone();
+        };
+        let mut map = Terms::new();
+        for (symbols, c) in terms.iter() {
+            let known: i64 = symbols.iter().filter_map(|s| sizes.get(&**s)).product();
+            let left: Monomial = symbols.iter().filter(|s| !sizes.contains_key(&***s)).cloned().collect();
+            *map.entry(left).or_default() += c * known;
+        }
+        Dim::normal(map)
+    }
+
     /// True when this is provably the integer `v`.
     pub fn is(&self, v: i64) -> bool {
         self.known() == Some(v)

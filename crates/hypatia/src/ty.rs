@@ -1,5 +1,6 @@
 //! What is known of a value before it exists: dtype, device, shape.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -233,6 +234,16 @@ pub enum Ty {
 }
 
 impl Ty {
+    /// With sizes in the place of symbols, where they are known.
+    pub fn at(&self, sizes: &BTreeMap<String, i64>) -> Ty {
+        match self {
+            Ty::Tensor(t) => Ty::Tensor(t.with_shape(t.shape.iter().map(|d| d.at(sizes)).collect::<Vec<_>>())),
+            Ty::Tuple(items) => Ty::Tuple(items.iter().map(|t| t.at(sizes)).collect()),
+            Ty::Attr(a) => Ty::Attr(a.at(sizes)),
+            Ty::Unknown => Ty::Unknown,
+        }
+    }
+
     /// The tensor type, if it is one.
     pub fn tensor(&self) -> Option<&TensorType> {
         match self {

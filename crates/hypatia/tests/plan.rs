@@ -52,7 +52,7 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
     let program = parse(text, Weights::Frozen).unwrap();
     let results = program.node(program.root).children.len();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    let lowered = lower(&optimized, results).unwrap();
+    let lowered = lower(&optimized, results, &BTreeMap::new()).unwrap();
     let mut random = Random(7);
     let given: Vec<Val> = (program.leaves.inputs.iter())
         .map(|i| random.value(&i.ty).unwrap())
@@ -73,8 +73,13 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
     let mut outputs: Vec<Vec<f32>> = sizes.iter().map(|n| vec![f32::NAN; *n]).collect();
     // SAFETY: every vector has its value's size, and all live on.
     unsafe {
-        let runnable = Arc::new(lowered.plan).bind(&pointers(&mut constants)).unwrap();
-        constants.iter_mut().for_each(|c| c.fill(f32::NAN));
+        let plan = Arc::new(lowered.plan);
+        let runnable = plan.clone().bind(&pointers(&mut constants), vec![]).unwrap();
+        let kept = plan.kept();
+        let packed = |i: &usize| !kept.contains(i);
+        (0..constants.len())
+            .filter(packed)
+            .for_each(|i| constants[i].fill(f32::NAN));
         for _ in 0..2 {
             runnable
                 .run(threads, &pointers(&mut inputs), &pointers(&mut outputs))
@@ -93,31 +98,95 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
 #[test]
 fn plans_compute_what_the_program_means() {
     for (text, steps) in PLANNED {
-        for threads in [1, 2] {
-            let (outputs, expected, made) = run(text, threads);
-            assert_eq!(made, *steps, "{text}");
-            for (ours, right) in outputs.iter().zip(&expected) {
-                let scale = right.iter().fold(1.0f64, |m, v| m.max(v.abs()));
-                for (a, b) in ours.iter().zip(right) {
-                    assert!((f64::from(*a) - b).abs() <= 1e-5 * scale, "{text}: {a} instead of {b}");
-                }
+        check(text, *steps);
+    }
+}
+
+fn check(text: &str, steps: usize) {
+    for threads in [1, 2] {
+        let (outputs, expected, made) = run(text, threads);
+        assert_eq!(made, steps, "{text}");
+        for (ours, right) in outputs.iter().zip(&expected) {
+            let scale = right.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+            for (a, b) in ours.iter().zip(right) {
+                assert!((f64::from(*a) - b).abs() <= 1e-5 * scale, "{text}: {a} instead of {b}");
             }
         }
+    }
+}
+
+/// Programs of views, with the number of steps.
+const VIEWED: &[(&str, usize)] = &[
+    ("(tuple (relu (permute x:[3,4,5] [2,0,1])))", 1),
+    ("(tuple (add (slice x:[3,8] -1 0 4 1) (slice x -1 4 8 1)))", 1),
+    ("(tuple (reshape (permute (exp x:[3,4,5]) [1,0,2]) [4,15]))", 2),
+    ("(tuple (permute (exp x:[3,4]) [1,0]))", 2),
+    (
+        "(tuple (mul (select x:[3,4,5] -2 1) 2.0) (softmax (permute x [0,2,1]) -1))",
+        2,
+    ),
+    ("(tuple (linear w:[6,4] none (slice x:[5,8] -1 2 6 1)))", 1),
+    ("(tuple (linear w:[6,4] none (permute x:[4,5] [1,0])))", 2),
+    ("(tuple (add (expand x:[4,1] [4,7]) y:[4,7]))", 1),
+    (
+        "(tuple (relu (getitem (split x:[5,9] [2,3,4] -1) 1)) (relu (getitem (split x [2,3,4] -1) 2)))",
+        2,
+    ),
+];
+
+#[test]
+fn views_are_read_where_they_are() {
+    for (text, steps) in VIEWED {
+        check(text, *steps);
+    }
+}
+
+#[test]
+fn sizes_are_put_in_when_a_plan_is_made() {
+    let program = parse(
+        "(tuple (relu (linear w:[6,4] b:[6] (permute x:[2,s,4] [1,0,2]))))",
+        Weights::Frozen,
+    )
+    .unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    assert!(lower(&optimized, 1, &BTreeMap::new()).is_err());
+    for rows in [1, 3, 64] {
+        let lowered = lower(&optimized, 1, &BTreeMap::from([("s".into(), rows)])).unwrap();
+        let shapes: Vec<&[usize]> = lowered.plan.values.iter().map(|v| &v.shape[..]).collect();
+        assert!(shapes.contains(&&[rows as usize, 2, 6][..]), "{shapes:?}");
+        assert_eq!(
+            lowered.plan.steps.len(),
+            if rows == 1 { 1 } else { 2 },
+            "a copy and a product"
+        );
+    }
+}
+
+#[test]
+fn the_rest_is_a_call_into_torch() {
+    for (text, name) in [
+        ("(tuple (softmax x:[4,4] -2))", "aten._softmax.default"),
+        ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "aten.linear.default"),
+    ] {
+        let program = parse(text, Weights::Live).unwrap();
+        let optimized = optimize(&program, &Options::default()).unwrap();
+        let lowered = lower(&optimized, 1, &BTreeMap::new()).unwrap();
+        assert_eq!(lowered.plan.steps[0].name(), name, "{text}");
+        assert_eq!(lowered.calls[0].target, name, "{text}");
     }
 }
 
 #[test]
 fn what_has_no_plan_says_why() {
     let cases = [
-        ("(tuple (softmax x:[4,4] -2))", "the op softmax"),
         ("(tuple (linear w:[4,s] none x:[2,s]))", "not known"),
-        ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "the op linear"),
         ("(tuple x:[3])", "no step writes"),
+        ("(tuple (permute x:[3,4] [1,0]))", "no step writes"),
     ];
     for (text, why) in cases {
         let program = parse(text, Weights::Frozen).unwrap();
         let optimized = optimize(&program, &Options::default()).unwrap();
-        let error = lower(&optimized, 1).unwrap_err().to_string();
+        let error = lower(&optimized, 1, &BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
     }
 }

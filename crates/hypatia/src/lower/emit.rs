@@ -111,6 +111,18 @@ pub fn emit_pairs(program: &Program, pairs: &[(Id, Id)]) -> (Emission, Vec<usize
     (Emission { nodes, outputs }, emitted)
 }
 
+/// One node as a call on operands that are numbered in their order.
+pub fn emit_node(program: &Program, id: Id) -> Result<Emitted> {
+    let tensors = program.node(id).children.iter().enumerate();
+    let emitter = Emitter {
+        program,
+        weight: &|_| false,
+        nodes: vec![],
+        place: tensors.map(|(i, c)| (*c, i as u32)).collect(),
+    };
+    emitter.node(id)
+}
+
 struct Emitter<'a> {
     program: &'a Program,
     weight: &'a dyn Fn(Id) -> bool,

@@ -1,8 +1,12 @@
 //! The chosen program as a plan: linear layers with what follows them, fused pointwise regions, views
-//! as names. A program with anything else has no plan and runs on torch.
+//! as names, and calls into torch for the rest.
 
+mod calls;
 mod inline;
 mod pointwise;
+mod views;
+
+use std::collections::BTreeMap;
 
 use egg::{Id, Language};
 use rustc_hash::FxHashMap;
@@ -13,10 +17,10 @@ use crate::ir::program::Program;
 use crate::ops::table;
 use crate::optimize::Optimized;
 use crate::runtime::cpu::linear::Activation;
-use crate::runtime::plan::{LinearStep, Plan, Task, Value, ValueId};
+use crate::runtime::plan::{LinearStep, Operand, Plan, Task, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
+pub use calls::{CallOperand, TorchCall};
 use inline::Inlined;
-use pointwise::lane;
 
 /// A plan, and what its inputs and constants are in the program that it came from.
 #[derive(Debug)]
@@ -27,20 +31,22 @@ pub struct Lowered {
     pub inputs: Vec<Id>,
     /// Weight-only nodes of the program that are constants of the plan, in its order.
     pub constants: Vec<Id>,
+    /// Calls into torch, in the order of their steps.
+    pub calls: Vec<TorchCall>,
 }
 
 fn no_plan(why: impl Into<String>) -> Error {
     Error::Graph(format!("no native plan: {}", why.into()))
 }
 
-/// Lowers an optimized program with so many results.
-pub fn lower(optimized: &Optimized, results: usize) -> Result<Lowered> {
+/// Lowers an optimized program with so many results, at given values of its symbols.
+pub fn lower(optimized: &Optimized, results: usize, sizes: &BTreeMap<String, i64>) -> Result<Lowered> {
     let output = &optimized.output;
     let roots = &output.node(output.root).children;
     if roots.len() != results {
         return Err(no_plan("calls with effects"));
     }
-    let inlined = Inlined::new(output, &|id| optimized.weights[usize::from(id)])?;
+    let inlined = Inlined::new(output, &|id| optimized.weights[usize::from(id)], sizes)?;
     Lowering::new(&inlined).lower()
 }
 
@@ -55,36 +61,56 @@ struct Lowering<'a> {
     source: &'a Inlined,
     program: &'a Program,
     uses: Vec<usize>,
+    /// The last user of each node.
+    users: Vec<Id>,
     plan: Plan,
     inputs: Vec<Id>,
     constants: Vec<Id>,
-    value: FxHashMap<Id, ValueId>,
+    /// Where nodes are that steps can read.
+    place: FxHashMap<Id, Operand>,
+    /// Values of nodes with several results.
+    items: FxHashMap<Id, Vec<Option<ValueId>>>,
+    calls: Vec<TorchCall>,
     /// Linear nodes by the last node that their step takes over.
     tails: FxHashMap<Id, (Id, Tail)>,
     /// Nodes that are computed inside a step of another.
     inside: Vec<bool>,
+    /// Nodes that a region can compute.
+    pointwise: Vec<bool>,
 }
 
 impl<'a> Lowering<'a> {
     fn new(source: &'a Inlined) -> Lowering<'a> {
         let program = &source.program;
         let mut uses = vec![0; program.nodes().len()];
+        let mut users = vec![program.root; program.nodes().len()];
         for id in program.reachable() {
             if !source.weight[usize::from(id)] {
-                program.node(id).for_each(|c| uses[usize::from(c)] += 1);
+                program.node(id).for_each(|c| {
+                    uses[usize::from(c)] += 1;
+                    users[usize::from(c)] = id;
+                });
             }
         }
-        Lowering {
+        let mut lowering = Lowering {
             source,
             program,
             inside: vec![false; program.nodes().len()],
+            pointwise: vec![false; program.nodes().len()],
             uses,
+            users,
             plan: Plan::default(),
             inputs: vec![],
             constants: vec![],
-            value: FxHashMap::default(),
+            place: FxHashMap::default(),
+            items: FxHashMap::default(),
+            calls: vec![],
             tails: FxHashMap::default(),
+        };
+        for id in program.reachable() {
+            lowering.pointwise[usize::from(id)] = lowering.is_pointwise(id);
         }
+        lowering
     }
 
     fn lower(mut self) -> Result<Lowered> {
@@ -92,7 +118,8 @@ impl<'a> Lowering<'a> {
             .program
             .reachable()
             .into_iter()
-            .filter(|id| !self.source.weight[usize::from(*id)] && !self.is_attr(*id) && *id != self.program.root)
+            .filter(|id| !self.source.weight[usize::from(*id)] && *id != self.program.root)
+            .filter(|id| !matches!(self.program.ty(*id), Ty::Attr(_)))
             .collect();
         for id in &order {
             if self.product(*id).is_some() {
@@ -103,7 +130,7 @@ impl<'a> Lowering<'a> {
             if self.row_op(*id).is_some() {
                 self.absorb(*id);
             }
-            if !self.inside[usize::from(*id)] && !self.tails.contains_key(id) && lane(self.name(*id)).is_some() {
+            if !self.inside[usize::from(*id)] && !self.tails.contains_key(id) && self.pointwise[usize::from(*id)] {
                 self.absorb(*id);
             }
         }
@@ -113,17 +140,14 @@ impl<'a> Lowering<'a> {
             }
         }
         for id in self.program.node(self.program.root).children.clone() {
-            let value = self.value_of(id)?;
-            let written = self.plan.steps.iter().any(|s| s.writes().contains(&value));
-            if !written || self.plan.outputs.contains(&value) {
-                return Err(no_plan("a result that no step writes, or that is returned twice"));
-            }
-            self.plan.outputs.push(value);
+            let result = self.result(id)?;
+            self.plan.outputs.push(result);
         }
         Ok(Lowered {
             plan: self.plan,
             inputs: self.inputs,
             constants: self.constants,
+            calls: self.calls,
         })
     }
 
@@ -151,11 +175,8 @@ impl<'a> Lowering<'a> {
 
     /// The only user of a node, if there is one.
     fn user(&self, id: Id) -> Option<Id> {
-        if self.uses[usize::from(id)] != 1 {
-            return None;
-        }
-        let reads = |u: &Id| self.program.node(*u).children.contains(&id) && *u != self.program.root;
-        self.program.reachable().into_iter().find(reads)
+        let user = self.users[usize::from(id)];
+        (self.uses[usize::from(id)] == 1 && user != self.program.root).then_some(user)
     }
 
     /// What a linear layer's step takes over: an activation, then an addition of the same shape.
@@ -200,13 +221,14 @@ impl<'a> Lowering<'a> {
     /// those that its rows come from.
     fn absorb(&mut self, root: Id) {
         let children = self.program.node(root).children.clone();
-        let pointwise = lane(self.name(root)).is_some();
+        let pointwise = self.pointwise[usize::from(root)];
         let count = if pointwise { children.len() } else { 1 };
         for child in children.into_iter().take(count) {
             let single = self.uses[usize::from(child)] == 1;
             let alike = !pointwise || self.shape(child).map(|s| s.0).ok() == self.shape(root).map(|s| s.0).ok();
             let free = !self.inside[usize::from(child)] && !self.tails.contains_key(&child);
-            if single && alike && free && lane(self.name(child)).is_some() && !self.source.weight[usize::from(child)] {
+            if single && alike && free && self.pointwise[usize::from(child)] && !self.source.weight[usize::from(child)]
+            {
                 self.inside[usize::from(child)] = true;
                 self.absorb(child);
             }
@@ -216,14 +238,22 @@ impl<'a> Lowering<'a> {
     fn new_value(&mut self, id: Id) -> Result<ValueId> {
         let (shape, dtype) = self.shape(id)?;
         self.plan.values.push(Value { shape, dtype });
-        self.value.insert(id, self.plan.values.len() - 1);
-        Ok(self.plan.values.len() - 1)
+        let value = self.plan.values.len() - 1;
+        self.place(id, value)?;
+        Ok(value)
     }
 
-    /// The value of a node that some step reads.
-    fn value_of(&mut self, id: Id) -> Result<ValueId> {
-        if let Some(known) = self.value.get(&id) {
-            return Ok(*known);
+    /// Notes that a node is a whole value.
+    fn place(&mut self, id: Id, value: ValueId) -> Result<()> {
+        let (shape, _) = self.shape(id)?;
+        self.place.insert(id, Operand::dense(value, &shape));
+        Ok(())
+    }
+
+    /// Where a node is that some step reads.
+    fn operand(&mut self, id: Id) -> Result<Operand> {
+        if let Some(known) = self.place.get(&id) {
+            return Ok(known.clone());
         }
         if self.source.weight[usize::from(id)] {
             let origin = self
@@ -234,9 +264,54 @@ impl<'a> Lowering<'a> {
             let value = self.new_value(id)?;
             self.constants.push(*origin);
             self.plan.constants.push(value);
-            return Ok(value);
+            return Ok(self.place[&id].clone());
         }
         Err(no_plan(format!("{} is read before it is computed", self.name(id))))
+    }
+
+    /// The value of a constant.
+    fn constant(&mut self, id: Id) -> Result<ValueId> {
+        self.operand(id).map(|o| o.value)
+    }
+
+    /// Where a node is, without gaps: it is copied if there are some.
+    fn dense(&mut self, id: Id) -> Result<Operand> {
+        let operand = self.operand(id)?;
+        if operand.is_dense() {
+            return Ok(operand);
+        }
+        let copy = self.copied(id, &operand)?;
+        let copy = Operand::dense(copy, &operand.shape);
+        self.place.insert(id, copy.clone());
+        Ok(copy)
+    }
+
+    /// The value of a result: one that a step writes for it alone.
+    fn result(&mut self, id: Id) -> Result<ValueId> {
+        let operand = self.operand(id)?;
+        let value = &self.plan.values[operand.value];
+        let whole = operand.is_dense() && value.numel() == operand.shape.iter().product::<usize>();
+        let written = self.plan.steps.iter().any(|s| s.writes().contains(&operand.value));
+        if whole && written && !self.plan.outputs.contains(&operand.value) {
+            return Ok(operand.value);
+        }
+        if !written {
+            // Eager gives the memory of an input away; a copy would not be the same thing.
+            return Err(no_plan("a result that no step writes"));
+        }
+        self.copied(id, &operand)
+    }
+
+    /// Rows of a product's operand or of what is added to it: how many and how far apart.
+    fn row_operand(&mut self, id: Id) -> Result<(Operand, usize, usize)> {
+        let operand = self.operand(id)?;
+        let operand = if operand.rows().is_some() {
+            operand
+        } else {
+            self.dense(id)?
+        };
+        let (count, stride) = operand.rows().ok_or_else(|| no_plan("rows without columns"))?;
+        Ok((operand, count, stride))
     }
 
     fn step(&mut self, id: Id) -> Result<()> {
@@ -250,17 +325,17 @@ impl<'a> Lowering<'a> {
                 self.plan.inputs.push(value);
                 Ok(())
             }
-            // Values are dense: another shape is another name.
-            (_, "reshape") => {
-                let from = self.program.node(id).children[0];
-                let value = self.value_of(from)?;
-                self.value.insert(id, value);
-                Ok(())
-            }
-            (_, name) if lane(name).is_some() => self.region(id),
+            // The parts are views, made where they are taken.
+            (_, "split") => Ok(()),
+            _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
-            (Op::Opaque(_), _) => Err(no_plan("a call that only torch knows")),
-            (_, name) => Err(no_plan(format!("the op {name}"))),
+            _ => match self.view(id)? {
+                Some(view) => {
+                    self.place.insert(id, view);
+                    Ok(())
+                }
+                None => self.torch(id),
+            },
         }
     }
 
@@ -285,16 +360,19 @@ impl<'a> Lowering<'a> {
         let product = self
             .product(linear)
             .ok_or_else(|| no_plan("a product of another form"))?;
-        let (x, w) = (self.value_of(product.x)?, self.value_of(product.w)?);
-        let b = product.b.map(|b| self.value_of(b)).transpose()?;
-        let r = tail.residual.map(|r| self.value_of(r)).transpose()?;
+        let (x, m, x_stride) = self.row_operand(product.x)?;
+        let w = self.constant(product.w)?;
+        let b = product.b.map(|b| self.constant(b)).transpose()?;
+        let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
         let y = self.new_value(id)?;
         self.plan.steps.push(Task::Linear(LinearStep {
             x,
+            x_stride,
+            m,
             w,
             transposed: product.transposed,
             b,
-            r,
+            r: r.map(|(operand, _, stride)| (operand, stride)),
             activation: tail.activation,
             y,
         }));

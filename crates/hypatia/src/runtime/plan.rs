@@ -6,10 +6,12 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::arena::{Arenas, Life, place};
-use super::cpu::aligned::Aligned;
 use super::cpu::linear::{Epilogue, PackedBf16, PackedF32, Rows, RowsMut};
 use super::cpu::region::{View, ViewMut};
-pub use super::step::{LinearStep, Plan, RegionStep, RowStep, Task, Value, ValueId};
+use super::operand::dense_strides;
+use super::pool::on_borrowed;
+pub use super::step::{LinearStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId};
+use super::torch::{Call, Strided};
 use crate::error::{Error, Result};
 use crate::ty::DType;
 
@@ -43,7 +45,9 @@ pub struct Runnable {
     places: Vec<Place>,
     bound: Vec<Bound>,
     /// Constants that steps read as they are.
-    constants: Vec<Aligned<u8>>,
+    constants: Vec<Memory>,
+    /// What torch computes, by the number in the step.
+    calls: Vec<Box<dyn Call>>,
     arenas: Arenas,
 }
 
@@ -61,16 +65,19 @@ fn broken(message: impl Into<String>) -> Error {
 }
 
 impl Plan {
-    /// Binds the constants, in the order of `constants`, and plans memory.
+    /// Binds the constants, in the order of `constants`, and the calls into torch; plans memory.
     ///
     /// # Safety
-    /// Each memory holds its constant's bytes, densely; they are copied or packed here.
-    pub unsafe fn bind(self: Arc<Plan>, constants: &[Memory]) -> Result<Runnable> {
-        if constants.len() != self.constants.len() {
+    /// Each memory holds its constant's bytes, densely. Those that [`Plan::kept`] names are read at every call
+    /// and must outlive the result; the others are packed here.
+    pub unsafe fn bind(self: Arc<Plan>, constants: &[Memory], calls: Vec<Box<dyn Call>>) -> Result<Runnable> {
+        if constants.len() != self.constants.len() || calls.len() != self.calls() {
             return Err(broken(format!(
-                "{} constants instead of {}",
+                "{} constants and {} calls instead of {} and {}",
                 constants.len(),
-                self.constants.len()
+                calls.len(),
+                self.constants.len(),
+                self.calls()
             )));
         }
         let given = |id: ValueId| {
@@ -86,30 +93,34 @@ impl Plan {
                     // SAFETY: the caller vouches for the memory; sizes and dtype are the value's.
                     unsafe { Bound::linear(l, self.value(l.w)?, w, b)? }
                 }
-                Task::Region(_) | Task::Rows(_) => Bound::Nothing,
+                Task::Region(_) | Task::Rows(_) | Task::Torch(_) => Bound::Nothing,
             });
         }
         let (mut places, bytes) = self.places()?;
-        let mut copies = vec![];
-        for step in &self.steps {
-            for id in step.reads() {
-                if places[id] == Place::Nowhere {
-                    let value = self.value(id)?;
-                    let mut copy = Aligned::zeroed(value.bytes());
-                    // SAFETY: the caller vouches for the memory.
-                    copy.copy_from_slice(unsafe { slice(given(id)?, value.bytes()) });
-                    places[id] = Place::Constant(copies.len());
-                    copies.push(copy);
-                }
-            }
+        for at in self.kept() {
+            places[self.constants[at]] = Place::Constant(at);
         }
         Ok(Runnable {
             places,
             bound,
-            constants: copies,
+            constants: constants.to_vec(),
+            calls,
             arenas: Arenas::new(bytes),
             plan: self,
         })
+    }
+
+    /// Which constants steps read as they are, by their place in `constants`.
+    pub fn kept(&self) -> Vec<usize> {
+        let read: Vec<ValueId> = self.steps.iter().flat_map(Task::reads).collect();
+        (0..self.constants.len())
+            .filter(|i| read.contains(&self.constants[*i]))
+            .collect()
+    }
+
+    /// How many calls into torch there are.
+    pub fn calls(&self) -> usize {
+        self.steps.iter().filter(|s| matches!(s, Task::Torch(_))).count()
     }
 
     fn value(&self, id: ValueId) -> Result<&Value> {
@@ -130,21 +141,20 @@ impl Plan {
             }
             places[*id] = Place::Output(i);
         }
+        let mut last_read = vec![0; self.values.len()];
+        for (at, step) in self.steps.iter().enumerate() {
+            step.reads().into_iter().for_each(|id| last_read[id] = at);
+        }
         let mut inner = vec![];
         let mut lives = vec![];
         for (first, step) in self.steps.iter().enumerate() {
             for id in step.writes() {
                 if places[id] == Place::Nowhere {
-                    let last = self
-                        .steps
-                        .iter()
-                        .rposition(|s| s.reads().contains(&id))
-                        .unwrap_or(first);
                     inner.push(id);
                     lives.push(Life {
                         bytes: self.value(id)?.bytes(),
                         first,
-                        last,
+                        last: last_read[id].max(first),
                     });
                 }
             }
@@ -238,7 +248,7 @@ impl Runnable {
             Bound::F32 { packed, .. } => packed.bytes(),
             Bound::Bf16 { packed, .. } => packed.bytes(),
         };
-        self.bound.iter().map(of).sum::<usize>() + self.constants.iter().map(|c| c.len()).sum::<usize>()
+        self.bound.iter().map(of).sum::<usize>()
     }
 
     /// Runs all steps.
@@ -249,6 +259,17 @@ impl Runnable {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
             return Err(broken("another number of inputs or outputs"));
         }
+        if self.calls.is_empty() {
+            // SAFETY: by the caller.
+            return unsafe { self.run_steps(threads, inputs, outputs) };
+        }
+        // SAFETY: by the caller.
+        on_borrowed(|| unsafe { self.run_steps(threads, inputs, outputs) })
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn run_steps(&self, threads: usize, inputs: &[Memory], outputs: &[Memory]) -> Result<()> {
         self.arenas.with(|arena| {
             let base = arena.as_mut_ptr();
             let memory = |id: ValueId| match self.places[id] {
@@ -256,7 +277,7 @@ impl Runnable {
                 Place::Output(i) => Ok(outputs[i]),
                 // SAFETY: offsets were planned within the block.
                 Place::Arena(offset) => Ok(Memory(unsafe { base.add(offset) })),
-                Place::Constant(i) => Ok(Memory(self.constants[i].as_ptr().cast_mut())),
+                Place::Constant(i) => Ok(self.constants[i]),
                 Place::Nowhere => Err(broken(format!("value {id} is nowhere"))),
             };
             for (at, (step, bound)) in self.plan.steps.iter().zip(&self.bound).enumerate() {
@@ -265,6 +286,7 @@ impl Runnable {
                     Task::Linear(l) => unsafe { self.linear(threads, l, bound, &memory) },
                     Task::Region(r) => unsafe { self.region(threads, r, &memory) },
                     Task::Rows(r) => unsafe { self.rows(threads, r, &memory) },
+                    Task::Torch(t) => unsafe { self.torch(t, &memory) },
                 };
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
             }
@@ -281,34 +303,31 @@ impl Runnable {
         bound: &Bound,
         memory: &dyn Fn(ValueId) -> Result<Memory>,
     ) -> Result<()> {
-        let (x, y) = (&self.plan.values[l.x], &self.plan.values[l.y]);
         let Some((n, k)) = l.sizes(&self.plan.values[l.w].shape) else {
             return Err(broken("a weight that is no matrix"));
         };
-        let m = y.numel().checked_div(n).unwrap_or(0);
+        let m = l.m;
         if m == 0 || n == 0 {
             return Ok(());
         }
-        debug_assert_eq!(x.numel(), m * k);
-        let (xm, ym) = (memory(l.x)?, memory(l.y)?);
-        let rm = l.r.map(memory).transpose()?;
-        // SAFETY: by the caller.
+        let y = memory(l.y)?;
+        // SAFETY: by the caller; rows were planned within their values.
         let done = unsafe {
             match bound {
                 Bound::Nothing => return Err(broken("a linear layer without weights")),
                 Bound::F32 { packed, bias } => packed.run(
                     threads,
-                    Rows::dense(slice(xm, m * k), k),
+                    rows_of(memory(l.x.value)?, &l.x, m, k, l.x_stride),
                     m,
-                    RowsMut::dense(slice_mut(ym, m * n), n),
-                    &epilogue(l, bias, rm.map(|r| Rows::dense(slice(r, m * n), n))),
+                    RowsMut::dense(slice_mut(y, m * n), n),
+                    &epilogue(l, bias, residual(l, memory, n)?),
                 ),
                 Bound::Bf16 { packed, bias } => packed.run(
                     threads,
-                    Rows::dense(slice(xm, m * k), k),
+                    rows_of(memory(l.x.value)?, &l.x, m, k, l.x_stride),
                     m,
-                    RowsMut::dense(slice_mut(ym, m * n), n),
-                    &epilogue(l, bias, rm.map(|r| Rows::dense(slice(r, m * n), n))),
+                    RowsMut::dense(slice_mut(y, m * n), n),
+                    &epilogue(l, bias, residual(l, memory, n)?),
                 ),
             }
         };
@@ -341,15 +360,87 @@ impl Runnable {
 
     /// # Safety
     /// As for `linear`.
+    unsafe fn torch(&self, t: &TorchStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
+        let mut reads = Vec::with_capacity(t.reads.len());
+        for operand in &t.reads {
+            let dtype = self.plan.values[operand.value].dtype;
+            reads.push(Strided {
+                data: at(memory(operand.value)?, operand.offset * dtype.size()),
+                dtype,
+                shape: &operand.shape,
+                strides: &operand.strides,
+            });
+        }
+        let dense: Vec<Vec<isize>> = (t.writes.iter())
+            .map(|id| dense_strides(&self.plan.values[*id].shape))
+            .collect();
+        let mut writes = Vec::with_capacity(t.writes.len());
+        for (id, strides) in t.writes.iter().zip(&dense) {
+            let value = &self.plan.values[*id];
+            writes.push(Strided {
+                data: memory(*id)?.0,
+                dtype: value.dtype,
+                shape: &value.shape,
+                strides,
+            });
+        }
+        let call = (self.calls.get(t.call)).ok_or_else(|| broken(format!("there is no call {}", t.call)))?;
+        // SAFETY: by the caller.
+        unsafe { call.call(&reads, &writes) }
+    }
+
+    /// # Safety
+    /// As for `linear`.
     unsafe fn views<'a>(
         &self,
-        inputs: &'a [(ValueId, Vec<isize>)],
+        inputs: &'a [Operand],
         memory: &dyn Fn(ValueId) -> Result<Memory>,
     ) -> Result<Vec<View<'a>>> {
-        let view = |(id, strides): &'a (ValueId, Vec<isize>)| {
+        let view = |operand: &'a Operand| {
+            let dtype = self.plan.values[operand.value].dtype;
+            let data = at(memory(operand.value)?, operand.offset * dtype.size());
             // SAFETY: by the caller.
-            Ok(unsafe { View::from_raw(memory(*id)?.0, self.plan.values[*id].dtype, strides) })
+            Ok(unsafe { View::from_raw(data, dtype, &operand.strides) })
         };
         inputs.iter().map(view).collect()
     }
+}
+
+/// So many bytes further on.
+fn at(memory: Memory, bytes: usize) -> *mut u8 {
+    memory.0.wrapping_add(bytes)
+}
+
+/// # Safety
+/// The rows are within their value.
+unsafe fn rows_of<'a, T>(
+    memory: Memory,
+    operand: &Operand,
+    count: usize,
+    columns: usize,
+    stride: usize,
+) -> Rows<'a, T> {
+    let length = if count == 0 { 0 } else { (count - 1) * stride + columns };
+    let data = Memory(at(memory, operand.offset * size_of::<T>()));
+    Rows {
+        // SAFETY: by the caller.
+        data: unsafe { slice(data, length) },
+        stride,
+    }
+}
+
+/// # Safety
+/// As for `rows_of`.
+unsafe fn residual<'a, T>(
+    l: &LinearStep,
+    memory: &dyn Fn(ValueId) -> Result<Memory>,
+    n: usize,
+) -> Result<Option<Rows<'a, T>>> {
+    let Some((operand, stride)) = &l.r else {
+        return Ok(None);
+    };
+    // SAFETY: by the caller.
+    Ok(Some(unsafe {
+        rows_of(memory(operand.value)?, operand, l.m, n, *stride)
+    }))
 }

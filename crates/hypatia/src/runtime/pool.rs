@@ -1,10 +1,15 @@
 //! Threads for kernels: parts of a job are claimed by the caller and by workers that spin for a
 //! moment after a job and then sleep.
 //!
+//! Work between ops of torch runs on torch's own threads instead (`on_borrowed`): threads of two pools would
+//! fight, since torch's spin for milliseconds after every op. Otherwise own threads are better: who finishes does
+//! not wait for a thread that the system has not scheduled yet.
+//!
 //! One job runs at a time. A second caller does its own work alone instead of waiting, so that
 //! concurrent callers neither queue nor oversubscribe the machine.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
@@ -41,6 +46,90 @@ struct Worker {
     asleep: std::sync::Arc<AtomicU32>,
 }
 
+/// A loop that calls `body(begin, end, context)` on parts of `0..count`, on threads that somebody else keeps.
+pub type ParallelFor = unsafe extern "C" fn(i64, i64, i64, extern "C" fn(i64, i64, *mut c_void), *mut c_void) -> i32;
+
+struct Borrowed {
+    run: ParallelFor,
+    /// After a fork the threads are gone.
+    process: u32,
+    busy: Mutex<()>,
+}
+
+static BORROWED: OnceLock<Borrowed> = OnceLock::new();
+
+thread_local! {
+    static ON_BORROWED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Jobs that this thread starts inside run on borrowed threads, if there are some.
+pub fn on_borrowed<R>(f: impl FnOnce() -> R) -> R {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            ON_BORROWED.set(self.0);
+        }
+    }
+    let _back = Back(ON_BORROWED.replace(true));
+    f()
+}
+
+/// A job on borrowed threads.
+struct Claims<'a> {
+    parts: usize,
+    next: AtomicUsize,
+    f: &'a (dyn Fn(usize) + Sync),
+    panicked: AtomicBool,
+}
+
+extern "C" fn claim_parts(_: i64, _: i64, context: *mut c_void) {
+    // SAFETY: the context is the job, which outlives the loop.
+    let claims = unsafe { &*context.cast::<Claims<'_>>() };
+    let work = || {
+        loop {
+            let part = claims.next.fetch_add(1, Ordering::Relaxed);
+            if part >= claims.parts {
+                return;
+            }
+            (claims.f)(part);
+        }
+    };
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        claims.panicked.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Borrowed {
+    /// False if the threads are gone or busy.
+    fn run(&self, threads: usize, parts: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
+        if self.process != std::process::id() {
+            return false;
+        }
+        let _busy = match self.busy.try_lock() {
+            Ok(busy) => busy,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let claims = Claims {
+            parts,
+            next: AtomicUsize::new(0),
+            f,
+            panicked: AtomicBool::new(false),
+        };
+        // SAFETY: the loop returns after all its parts did.
+        let status = unsafe { (self.run)(0, threads as i64, 1, claim_parts, (&raw const claims).cast_mut().cast()) };
+        assert!(
+            !claims.panicked.load(Ordering::Relaxed),
+            "a kernel panicked in a worker thread"
+        );
+        if status != 0 {
+            // What was not claimed is done here.
+            claim_parts(0, 0, (&raw const claims).cast_mut().cast());
+        }
+        true
+    }
+}
+
 /// A pool of worker threads.
 pub struct Pool {
     shared: &'static Shared,
@@ -58,6 +147,19 @@ impl Pool {
     pub fn global() -> &'static Pool {
         static POOL: OnceLock<Pool> = OnceLock::new();
         POOL.get_or_init(Pool::new)
+    }
+
+    /// Lends threads that somebody else keeps, for jobs inside [`on_borrowed`].
+    ///
+    /// # Safety
+    /// The loop calls its body only while it runs, and stays callable.
+    pub unsafe fn borrow_threads(run: ParallelFor) {
+        let process = std::process::id();
+        BORROWED.get_or_init(|| Borrowed {
+            run,
+            process,
+            busy: Mutex::new(()),
+        });
     }
 
     fn new() -> Pool {
@@ -85,6 +187,14 @@ impl Pool {
         let threads = threads.min(parts);
         if threads <= 1 {
             return (0..parts).for_each(f);
+        }
+        if ON_BORROWED.get()
+            && let Some(borrowed) = BORROWED.get()
+        {
+            if !borrowed.run(threads, parts, f) {
+                (0..parts).for_each(f);
+            }
+            return;
         }
         let mut workers = match self.workers.try_lock() {
             Ok(workers) => workers,
@@ -272,6 +382,39 @@ mod tests {
             total.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(total.load(Ordering::Relaxed), 28);
+    }
+
+    unsafe extern "C" fn two_threads(
+        begin: i64,
+        end: i64,
+        _: i64,
+        body: extern "C" fn(i64, i64, *mut c_void),
+        context: *mut c_void,
+    ) -> i32 {
+        let context = context as usize;
+        std::thread::scope(|scope| {
+            for i in begin..end {
+                scope.spawn(move || body(i, i + 1, context as *mut c_void));
+            }
+        });
+        0
+    }
+
+    #[test]
+    fn borrowed_threads_run_every_part_once_and_pass_panics_on() {
+        // SAFETY: the loop joins its threads.
+        unsafe { Pool::borrow_threads(two_threads) };
+        let pool = Pool::new();
+        let total = AtomicUsize::new(0);
+        let add = |i| {
+            total.fetch_add(i, Ordering::Relaxed);
+        };
+        on_borrowed(|| pool.run(2, 100, &add));
+        assert_eq!(total.load(Ordering::Relaxed), 4950);
+        assert!(!ON_BORROWED.get());
+        let fail = || on_borrowed(|| pool.run(2, 8, &|i| assert!(i != 5, "planted")));
+        let failed = catch_unwind(AssertUnwindSafe(fail));
+        assert!(failed.is_err());
     }
 
     #[test]

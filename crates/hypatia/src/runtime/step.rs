@@ -1,5 +1,7 @@
 //! What a plan is made of: values and the steps that compute them.
 
+pub use super::operand::Operand;
+
 use super::cpu::linear::Activation;
 use super::cpu::region::Region;
 use super::cpu::rowwise::Rowwise;
@@ -32,16 +34,20 @@ impl Value {
 /// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearStep {
-    /// Rows.
-    pub x: ValueId,
+    /// Rows, each `x_stride` elements after the one before.
+    pub x: Operand,
+    /// See there.
+    pub x_stride: usize,
+    /// How many rows.
+    pub m: usize,
     /// Weight, a constant.
     pub w: ValueId,
     /// The weight has a column, not a row, for each column of the result.
     pub transposed: bool,
     /// Bias, a constant.
     pub b: Option<ValueId>,
-    /// What is added at the end.
-    pub r: Option<ValueId>,
+    /// What is added at the end: rows, and how far apart.
+    pub r: Option<(Operand, usize)>,
     /// What is applied before that.
     pub activation: Activation,
     /// The result.
@@ -55,8 +61,8 @@ pub struct RegionStep {
     pub region: Region,
     /// The shape of the results.
     pub shape: Vec<usize>,
-    /// What it reads, each with strides for that shape.
-    pub inputs: Vec<(ValueId, Vec<isize>)>,
+    /// What it reads, in that shape.
+    pub inputs: Vec<Operand>,
     /// What it writes, densely.
     pub outputs: Vec<ValueId>,
     /// Strides of a dense value of that shape.
@@ -72,12 +78,25 @@ pub struct RowStep {
     pub shape: Vec<usize>,
     /// So many of its last dimensions are a row.
     pub reduced: usize,
-    /// What it reads, each with strides for that shape.
-    pub inputs: Vec<(ValueId, Vec<isize>)>,
+    /// What it reads, in that shape.
+    pub inputs: Vec<Operand>,
     /// What it writes, densely.
     pub output: ValueId,
     /// Strides of the result.
     pub dense: Vec<isize>,
+}
+
+/// A call into torch.
+#[derive(Debug)]
+pub struct TorchStep {
+    /// What is called, for messages.
+    pub name: String,
+    /// Which of the plan's calls it is.
+    pub call: usize,
+    /// The tensors that it reads.
+    pub reads: Vec<Operand>,
+    /// What it writes, densely.
+    pub writes: Vec<ValueId>,
 }
 
 /// What a step does.
@@ -89,6 +108,8 @@ pub enum Task {
     Region(Box<RegionStep>),
     /// An op on rows.
     Rows(Box<RowStep>),
+    /// A call into torch.
+    Torch(TorchStep),
 }
 
 impl LinearStep {
@@ -105,9 +126,13 @@ impl Task {
     /// Values that a step reads at every call.
     pub fn reads(&self) -> Vec<ValueId> {
         match self {
-            Task::Linear(l) => [Some(l.x), l.r].into_iter().flatten().collect(),
-            Task::Region(r) => r.inputs.iter().map(|(id, _)| *id).collect(),
-            Task::Rows(r) => r.inputs.iter().map(|(id, _)| *id).collect(),
+            Task::Linear(l) => [Some(l.x.value), l.r.as_ref().map(|r| r.0.value)]
+                .into_iter()
+                .flatten()
+                .collect(),
+            Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
+            Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
+            Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
         }
     }
 
@@ -117,6 +142,7 @@ impl Task {
             Task::Linear(l) => vec![l.y],
             Task::Region(r) => r.outputs.clone(),
             Task::Rows(r) => vec![r.output],
+            Task::Torch(t) => t.writes.clone(),
         }
     }
 
@@ -129,6 +155,7 @@ impl Task {
             },
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
+            Task::Torch(t) => t.name.clone(),
         }
     }
 }

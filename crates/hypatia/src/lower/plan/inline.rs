@@ -20,9 +20,13 @@ pub(super) struct Inlined {
 }
 
 impl Inlined {
-    pub fn new(source: &Program, weight: &dyn Fn(Id) -> bool) -> Result<Inlined> {
+    /// Replaces symbols by sizes, where they are given.
+    pub fn new(source: &Program, weight: &dyn Fn(Id) -> bool, sizes: &BTreeMap<String, i64>) -> Result<Inlined> {
+        let mut leaves = source.leaves.clone();
+        leaves.inputs.iter_mut().for_each(|i| i.ty = i.ty.at(sizes));
+        leaves.opaques.values_mut().for_each(|o| o.ty = o.ty.at(sizes));
         let mut inlined = Inlined {
-            program: Program::over(&source.leaves),
+            program: Program::over(&leaves),
             origin: BTreeMap::new(),
             weight: vec![],
         };
@@ -35,7 +39,10 @@ impl Inlined {
                     expand(*op, &mut inlined.program, operands)?
                 }
                 op => inlined.program.add(Node {
-                    op: op.clone(),
+                    op: match op {
+                        Op::Attr(a) => Op::Attr(a.at(sizes)),
+                        other => other.clone(),
+                    },
                     children: operands.into_iter().collect(),
                 })?,
             };

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::ir::node::Op;
 use crate::runtime::cpu::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
 use crate::runtime::cpu::rowwise::{RowOp, Rowwise};
-use crate::runtime::plan::{RegionStep, RowStep, Task, ValueId};
+use crate::runtime::operand::dense_strides;
+use crate::runtime::plan::{Operand, RegionStep, RowStep, Task, Value, ValueId};
 use crate::ty::DType;
 
 impl Lowering<'_> {
@@ -20,7 +21,7 @@ impl Lowering<'_> {
         let result = self.code(root, &mut made)?;
         let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
         let y = self.new_value(root)?;
-        let dense = strides(&shape, &shape).ok_or_else(|| no_plan("a shape without strides"))?;
+        let dense = dense_strides(&shape);
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region,
             shape,
@@ -31,13 +32,33 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Whether a node can be computed inside a region: its op on its dtypes.
+    pub(super) fn is_pointwise(&self, id: Id) -> bool {
+        let Ok((shape, _)) = self.shape(id) else {
+            return false;
+        };
+        if lane(self.name(id)).is_none() {
+            return false;
+        }
+        let mut made = Making::over(&shape);
+        for child in self.program.node(id).children.iter().filter(|c| !self.is_attr(**c)) {
+            let Ok((_, dtype)) = self.shape(*child) else {
+                return false;
+            };
+            if !made.place.contains_key(child) {
+                made.place.insert(*child, made.dtypes.len());
+                made.dtypes.push(dtype);
+            }
+        }
+        self.code(id, &mut made)
+            .and_then(|result| Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp))
+            .is_ok_and(|region| self.shape(id).is_ok_and(|(_, dtype)| region.outputs() == [dtype]))
+    }
+
     /// What a node does along its last dimensions, and how many these are.
     pub(super) fn row_op(&self, id: Id) -> Option<(RowOp, usize)> {
         let children = &self.program.node(id).children;
-        let attr = |i: usize| match &self.program.node(*children.get(i)?).op {
-            Op::Attr(a) => Some(a),
-            _ => None,
-        };
+        let attr = |i: usize| self.attr(*children.get(i)?);
         let last = |i: usize| attr(i).and_then(Attr::as_int) == Some(-1);
         let trailing = |i: usize| {
             let mut dims = attr(i)?.known_ints()?;
@@ -45,6 +66,10 @@ impl Lowering<'_> {
             let count = dims.len() as i64;
             (count > 0 && dims == (-count..0).collect::<Vec<_>>()).then_some(count as usize)
         };
+        let (from, to) = (self.shape(*children.first()?).ok()?.1, self.shape(id).ok()?.1);
+        if from != to || !to.is_float() {
+            return None;
+        }
         Some(match self.name(id) {
             "softmax" if last(1) => (RowOp::Softmax, 1),
             "log_softmax" if last(1) => (RowOp::LogSoftmax, 1),
@@ -56,7 +81,11 @@ impl Lowering<'_> {
             ),
             "rms_norm" => (
                 RowOp::RmsNorm {
-                    eps: attr(3)?.number()?,
+                    eps: match (attr(3)?, to) {
+                        (Attr::None, DType::F32) => f64::from(f32::EPSILON),
+                        (Attr::None, DType::F64) => f64::EPSILON,
+                        (given, _) => given.number()?,
+                    },
                 },
                 attr(1)?.as_ints()?.len(),
             ),
@@ -71,24 +100,20 @@ impl Lowering<'_> {
         let (op, reduced) = self.row_op(id).ok_or_else(|| no_plan("an op on other dimensions"))?;
         let children = self.program.node(id).children.clone();
         let x = children[0];
-        let ((shape, from), (result, dtype)) = (self.shape(x)?, self.shape(id)?);
-        if from != dtype || !dtype.is_float() {
-            return Err(no_plan(format!("{} that changes the dtype", self.name(id))));
-        }
+        let ((shape, _), (result, dtype)) = (self.shape(x)?, self.shape(id)?);
         let compute = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut rows = Rowwise::new(op, dtype)?;
         let mut made = Making::over(&shape);
-        if self.inside[usize::from(x)] && !self.value.contains_key(&x) {
+        if self.inside[usize::from(x)] && !self.place.contains_key(&x) {
             self.leaves(x, &mut made)?;
             let mut last = self.code(x, &mut made)?;
             if dtype != compute {
                 made.code.push(Instruction::new(Lane::Cast(compute), [last]));
-                last = made.inputs.len() + made.code.len() - 1;
+                last = made.dtypes.len() + made.code.len() - 1;
             }
             rows = rows.with_prologue(Region::new(&made.dtypes, made.code, &[last], Rounding::EveryOp)?)?;
         } else {
-            let strides = strides(&shape, &shape).ok_or_else(|| no_plan("a shape without strides"))?;
-            made.inputs.push((self.value_of(x)?, strides));
+            made.inputs.push(self.operand(x)?);
         }
         let mut inputs = made.inputs;
         let affine: Vec<Id> = match self.name(id) {
@@ -101,10 +126,8 @@ impl Lowering<'_> {
             let mut code = vec![];
             let given: Vec<Id> = affine.iter().copied().filter(|a| !self.is_attr(*a)).collect();
             for operand in &given {
-                let (small, kind) = self.shape(*operand)?;
-                let strides = strides(&small, &shape).ok_or_else(|| no_plan("operands that do not broadcast"))?;
-                inputs.push((self.value_of(*operand)?, strides));
-                types.push(kind);
+                inputs.push(self.broadcast(*operand, &shape)?);
+                types.push(self.shape(*operand)?.1);
             }
             let (mut at, mut place) = (0, 1);
             let mut next = types.len();
@@ -135,7 +158,7 @@ impl Lowering<'_> {
         } else {
             result
         };
-        let dense = strides(&after, &after).ok_or_else(|| no_plan("a shape without strides"))?;
+        let dense = dense_strides(&after);
         self.plan.steps.push(Task::Rows(Box::new(RowStep {
             rows,
             shape,
@@ -147,8 +170,34 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// A copy without gaps of what an operand sees; its value.
+    pub(super) fn copied(&mut self, id: Id, operand: &Operand) -> Result<ValueId> {
+        let dtype = self.plan.values[operand.value].dtype;
+        debug_assert_eq!(Some(dtype), self.shape(id).ok().map(|s| s.1));
+        let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?;
+        self.plan.values.push(Value {
+            shape: operand.shape.clone(),
+            dtype,
+        });
+        let value = self.plan.values.len() - 1;
+        self.plan.steps.push(Task::Region(Box::new(RegionStep {
+            region,
+            shape: operand.shape.clone(),
+            inputs: vec![operand.clone()],
+            outputs: vec![value],
+            dense: dense_strides(&operand.shape),
+        })));
+        Ok(value)
+    }
+
+    fn broadcast(&mut self, id: Id, shape: &[usize]) -> Result<Operand> {
+        self.operand(id)?
+            .broadcast(shape)
+            .ok_or_else(|| no_plan("operands that do not broadcast"))
+    }
+
     fn is_inner(&self, id: Id, root: Id) -> bool {
-        id == root || (self.inside[usize::from(id)] && lane(self.name(id)).is_some())
+        id == root || (self.inside[usize::from(id)] && self.pointwise[usize::from(id)])
     }
 
     /// Inputs come first in a region.
@@ -159,21 +208,20 @@ impl Lowering<'_> {
                 if self.is_attr(child) || made.place.contains_key(&child) {
                     continue;
                 }
-                if self.is_inner(child, root) && !self.value.contains_key(&child) {
+                if self.is_inner(child, root) && !self.place.contains_key(&child) {
                     stack.push(child);
                     continue;
                 }
-                let (from, dtype) = self.shape(child)?;
-                let strides = strides(&from, &made.shape).ok_or_else(|| no_plan("operands that do not broadcast"))?;
+                let operand = self.broadcast(child, &made.shape)?;
                 made.place.insert(child, made.inputs.len());
-                made.inputs.push((self.value_of(child)?, strides));
-                made.dtypes.push(dtype);
+                made.inputs.push(operand);
+                made.dtypes.push(self.shape(child)?.1);
             }
         }
         Ok(())
     }
 
-    fn code(&mut self, id: Id, made: &mut Making) -> Result<usize> {
+    fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
         if let Some(place) = made.place.get(&id) {
             return Ok(*place);
         }
@@ -210,7 +258,7 @@ impl Lowering<'_> {
             }
         }
         made.code.push(Instruction::new(op, args));
-        let place = made.inputs.len() + made.code.len() - 1;
+        let place = made.dtypes.len() + made.code.len() - 1;
         made.place.insert(id, place);
         Ok(place)
     }
@@ -218,7 +266,7 @@ impl Lowering<'_> {
 
 struct Making {
     shape: Vec<usize>,
-    inputs: Vec<(ValueId, Vec<isize>)>,
+    inputs: Vec<Operand>,
     dtypes: Vec<DType>,
     code: Vec<Instruction>,
     place: FxHashMap<Id, usize>,
@@ -244,24 +292,8 @@ impl Making {
             return Err(no_plan("a fraction among integers"));
         };
         self.code.push(Instruction::new(Lane::Constant(scalar, dtype), []));
-        Ok(self.inputs.len() + self.code.len() - 1)
+        Ok(self.dtypes.len() + self.code.len() - 1)
     }
-}
-
-/// Strides of a dense value of shape `from`, broadcast to the shape `to`.
-fn strides(from: &[usize], to: &[usize]) -> Option<Vec<isize>> {
-    let extra = to.len().checked_sub(from.len())?;
-    let mut strides = vec![0; to.len()];
-    let mut step = 1isize;
-    for i in (0..from.len()).rev() {
-        if from[i] == to[i + extra] {
-            strides[i + extra] = if from[i] == 1 { 0 } else { step };
-        } else if from[i] != 1 {
-            return None;
-        }
-        step *= from[i].max(1) as isize;
-    }
-    Some(strides)
 }
 
 /// The vector op of a pointwise row.

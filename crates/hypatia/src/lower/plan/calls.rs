@@ -1,0 +1,114 @@
+//! What no kernel serves is a call into torch.
+
+use egg::Id;
+use serde::Serialize;
+
+use super::{Lowering, no_plan};
+use crate::attr::Attr;
+use crate::error::Result;
+use crate::ir::captured::CapturedArg;
+use crate::ir::node::Op;
+use crate::lower::emit::emit_node;
+use crate::runtime::plan::{Task, TorchStep, Value};
+use crate::ty::{Device, Ty};
+
+/// A call into torch, for whoever binds the plan.
+#[derive(Debug, Clone, Serialize)]
+pub struct TorchCall {
+    /// The captured call that is made again; none for a call of the op table.
+    pub origin: Option<u32>,
+    /// The op to call; empty for a captured call.
+    pub target: String,
+    /// Arguments in schema order; nodes are numbers of `operands`. Empty for a captured call.
+    pub args: Vec<CapturedArg>,
+    /// What the node's operands are: tensors that the step reads, in order, or integers.
+    pub operands: Vec<CallOperand>,
+}
+
+/// An operand of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallOperand {
+    /// One of the tensors that the step reads.
+    Tensor(usize),
+    /// A size.
+    Int(i64),
+    /// An argument that the call's description holds.
+    Attr,
+}
+
+impl Lowering<'_> {
+    pub(super) fn torch(&mut self, id: Id) -> Result<()> {
+        let node = self.program.node(id).clone();
+        let emitted = emit_node(self.program, id)?;
+        let opaque = match &node.op {
+            Op::Opaque(i) => Some(&self.program.leaves.opaques[i]),
+            _ => None,
+        };
+        if opaque.is_some_and(|o| o.effect || o.mutates) {
+            return Err(no_plan("a call with effects"));
+        }
+        let mut reads = vec![];
+        let mut operands = vec![];
+        for child in &node.children {
+            operands.push(match self.program.ty(*child) {
+                Ty::Attr(_) if self.is_attr(*child) => CallOperand::Attr,
+                Ty::Attr(Attr::Int(d)) => {
+                    CallOperand::Int(d.known().ok_or_else(|| no_plan("a size that is not known"))?)
+                }
+                Ty::Tensor(_) => {
+                    let mut operand = self.operand(*child)?;
+                    // Calls that the table does not know may depend on how their operands lie in memory.
+                    if opaque.is_some() && !operand.is_dense() {
+                        operand = self.dense(*child)?;
+                    }
+                    reads.push(operand);
+                    CallOperand::Tensor(reads.len() - 1)
+                }
+                other => return Err(no_plan(format!("a call on {other}"))),
+            });
+        }
+        let (types, tuple) = match self.program.ty(id) {
+            Ty::Tuple(items) => (items.to_vec(), true),
+            one => (vec![one.clone()], false),
+        };
+        let mut items = vec![];
+        let mut writes = vec![];
+        for ty in &types {
+            let Ty::Tensor(t) = ty else {
+                return Err(no_plan(format!("a call that returns {ty}")));
+            };
+            let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
+            let shape = shape.ok_or_else(|| no_plan("sizes that are not known"))?;
+            if t.device != Device::default() {
+                return Err(no_plan("a value that is not in the CPU's memory"));
+            }
+            self.plan.values.push(Value { shape, dtype: t.dtype });
+            let value = self.plan.values.len() - 1;
+            writes.push(value);
+            items.push(Some(value));
+        }
+        if tuple {
+            self.items.insert(id, items);
+        } else {
+            self.place(id, writes[0])?;
+        }
+        self.plan.steps.push(Task::Torch(TorchStep {
+            name: opaque.map_or_else(|| emitted.target.clone(), |o| o.target.clone()),
+            call: self.calls.len(),
+            reads,
+            writes,
+        }));
+        self.calls.push(TorchCall {
+            origin: matches!(node.op, Op::Opaque(_)).then_some(emitted.origin).flatten(),
+            target: emitted.target,
+            args: if matches!(node.op, Op::Opaque(_)) {
+                vec![]
+            } else {
+                emitted.args
+            },
+            operands,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+//! Steps that torch computes: any op, through the C functions that libtorch exports. No Python in between.
+//!
+//! What these functions cannot express (old versions of torch, exotic arguments) is a [`Call`] of another kind,
+//! given by whoever binds the plan.
+
+mod shim;
+
+pub use shim::{Argument, DispatcherCall, Shim, parallel_for};
+
+use crate::error::Result;
+use crate::ty::DType;
+
+/// A tensor in memory, as a call sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// The first element.
+    pub data: *mut u8,
+    /// Its element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: &'a [usize],
+    /// Elements from one index to the next.
+    pub strides: &'a [isize],
+}
+
+/// Something that computes tensors from tensors.
+pub trait Call: Send + Sync {
+    /// Computes the results into memory that is there already.
+    ///
+    /// # Safety
+    /// The tensors are where they say, and the results overlap nothing else.
+    unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<()>;
+}

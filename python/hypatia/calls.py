@@ -1,0 +1,129 @@
+"""Calls into torch for the steps of a plan that no kernel serves.
+
+A call goes through libtorch's dispatcher by its C functions where these can express its arguments,
+otherwise it is a Python function. Everything is decided by schemas; no op is known by name here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+LIBTORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+"""The library that has the C functions."""
+
+_MEMORY_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
+
+
+class Read:
+    """One of the tensors that a step reads."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _InexpressibleError(Exception):
+    """An argument that the C functions do not take."""
+
+
+def call(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | Callable[..., None]:
+    """A call of a target on arguments among which are :class:`Read`s, for the runtime."""
+    try:
+        return json.dumps(_dispatched(target, args, kwargs))
+    except _InexpressibleError:
+        return _python(target, args, kwargs)
+
+
+def _python(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[..., None]:
+    def run(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        def given(value: Any) -> Any:
+            if isinstance(value, Read):
+                return reads[value.index]
+            if isinstance(value, (list, tuple)):
+                return type(value)(given(v) for v in value)
+            return value
+
+        results = target(*given(tuple(args)), **{k: given(v) for k, v in kwargs.items()})
+        if isinstance(results, torch.Tensor):
+            results = (results,)
+        for write, result in zip(writes, results, strict=True):
+            write.copy_(result)
+
+    return run
+
+
+def _dispatched(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(target, OpOverload) or not LIBTORCH.exists():
+        raise _InexpressibleError
+    schema = target._schema
+    values = list(args)
+    values += [kwargs.get(a.name, a.default_value) for a in schema.arguments[len(values) :]]
+    arguments = [_argument(v, a.type, a.N) for v, a in zip(values, schema.arguments, strict=True)]
+    returns = [r.type.kind() for r in schema.returns]
+    if set(returns) != {"TensorType"}:
+        raise _InexpressibleError
+    overload = _writing(target)
+    if overload is not None:
+        arguments += [{"out": i} for i in range(len(returns))]
+    return {
+        "op": schema.name,
+        "overload": (overload or target)._schema.overload_name,
+        "arguments": arguments,
+        "returns": len(returns),
+    }
+
+
+def _writing(target: OpOverload) -> OpOverload | None:
+    """The overload that writes its results into given tensors, if there is one that is alike otherwise."""
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in target.overloadpacket.overloads():
+        overload = getattr(target.overloadpacket, name)
+        arguments = overload._schema.arguments
+        given, out = arguments[: len(wanted)], arguments[len(wanted) :]
+        if (
+            [(a.name, str(a.type)) for a in given] == wanted
+            and len(out) == len(target._schema.returns)
+            and all(a.is_out and a.type.kind() == "TensorType" for a in out)
+        ):
+            return overload
+    return None
+
+
+def _argument(value: Any, kind: Any, count: int | None) -> Any:
+    name = kind.kind()
+    if name == "OptionalType":
+        return "none" if value is None else {"some": _argument(value, kind.getElementType(), count)}
+    if name == "TensorType" and isinstance(value, Read):
+        return {"tensor": value.index}
+    if name == "ListType":
+        if count is not None and not isinstance(value, (list, tuple)):
+            value = [value] * count
+        if isinstance(value, (list, tuple)):
+            return {"list": [_argument(v, kind.getElementType(), None) for v in value]}
+    if name == "BoolType" and isinstance(value, bool):
+        return {"bool": value}
+    if name == "FloatType" and isinstance(value, (int, float)):
+        return {"float": repr(float(value))}
+    if name in ("IntType", "SymIntType"):
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.memory_format):
+            return {"int": _MEMORY_FORMATS.get(value, 0)}
+        if isinstance(value, int):
+            return {"int": int(value)}
+    raise _InexpressibleError
+
+
+def captured_call(node: fx.Node, operands: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A captured call on other operands, in the order in which it reads them."""
+    given = dict(zip(node.all_input_nodes, operands, strict=True))
+    args, kwargs = fx.node.map_aggregate(
+        (node.args, node.kwargs), lambda a: given[a] if isinstance(a, fx.Node) else a
+    )
+    return node.target, args, kwargs
