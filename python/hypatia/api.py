@@ -44,11 +44,11 @@ def optimized(
 ) -> fx.GraphModule:
     """The same; with ``native`` the graph's native plan is checked and timed too, or taken off."""
     parsed = Options.parse(options)
-    exported = torch.export.export(
+    program = torch.export.export(
         model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
     )
-    exported = exported.run_decompositions({})
-    gm = exported.module(check_guards=False)
+    program = program.run_decompositions({})
+    gm = program.module(check_guards=False)
     _values_of_attributes(gm)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
@@ -69,11 +69,40 @@ def optimized(
     result.recompile()
     result.training = model.training
     result.meta["hypatia"] = report
+    result.meta["hypatia_ranges"] = _ranges(program, gm)
     if not native:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)
         result.meta.pop(GRAPH, None)
     return result
+
+
+def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
+    """A model that can be differentiated as a graph of flat inputs and results, and the form of the results."""
+    gm = torch.export.export(model, args, strict=False).module(check_guards=False)
+    spec = gm.graph._codegen.pytree_info.out_spec
+    gm.graph.set_codegen(fx.graph.CodeGen())
+    gm.recompile()
+    return gm, spec
+
+
+def _ranges(
+    program: torch.export.ExportedProgram, gm: fx.GraphModule
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
+    if getattr(program, "_guards_code", None):
+        return {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                known = program.range_constraints.get(size.node.expr)
+                if known is None:
+                    return {}
+                greatest = int(known.upper) if known.upper < 2**62 else 2**62
+                found[i, d] = (max(2, int(known.lower)), greatest)
+    return found
 
 
 def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

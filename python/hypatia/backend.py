@@ -38,9 +38,11 @@ def hypatia(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    reports: list[GraphReport] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo captured."""
+    """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later."""
     parsed = Options.parse(options, mode)
+    _compile = functools.partial(_compile_part, collected=reports)
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
         bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
@@ -80,12 +82,21 @@ def reset() -> None:
 hypatia.reset = reset  # type: ignore[attr-defined]
 
 
-def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, kind: str) -> Any:
+def _compile_part(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options,
+    kind: str,
+    collected: list[GraphReport] | None,
+) -> Any:
     weights = _frozen(gm, options, kind)
     optimized, report = optimize_graph(gm, options, kind, weights)
     if report is None:
         return boxed(optimized)
     _remember(report)
+    if collected is not None:
+        collected.append(report)
     mode = options.checksum_mode
     if mode == "off":
         return boxed(optimized)

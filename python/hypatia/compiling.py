@@ -1,7 +1,8 @@
 """The direct entry: ``hypatia.compile(model, *inputs)``, without Dynamo's guards at every call.
 
-A call checks what can have changed (weights, mode, shapes) and goes into Rust. Shapes that were not
-seen before are compiled when they are. With gradients on, ``torch.compile`` runs the model.
+A call checks what can have changed (weights, modules, mode, hooks, shapes) and goes into Rust. Shapes that
+were not seen before are compiled when they are: the second one with sizes left open, so that later ones
+need no search. With gradients on, an autograd function runs the compiled forward and backward graphs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
-from .api import optimized
+from . import _native
+from .api import exported, optimized
+from .backend import hypatia as backend
 from .native import GRAPH, PLAN, NativeGraph
 from .options import Options
 from .report import GraphReport
@@ -23,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _KEPT = 64
 """Shapes that a compiled model remembers."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
 def compile(
@@ -43,32 +50,39 @@ class CompiledModel:
     """A model that runs compiled."""
 
     def __init__(self, model: nn.Module, options: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"hypatia.compile takes a torch.nn.Module, not {type(model).__name__}")
         Options.parse(options)
         self.model = model
         self._options = dict(options or {})
         self._entries: dict[Any, _Entry] = {}
         self._last: _Entry | None = None
-        self._trained: Callable[..., Any] | None = None
+        self._trained: dict[Any, _Trained] = {}
+        self._captured: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
-        if torch._C._is_any_autocast_enabled() or (
-            torch.is_grad_enabled() and self._needs_gradients(args, kwargs)
-        ):
-            return self._training()(*args, **kwargs)
+        if torch.is_grad_enabled() and self._needs_gradients(args, kwargs):
+            return self._train(args, kwargs)
         entry = self._last
-        if entry is not None and not kwargs and entry.positional:
+        if entry is not None and entry.native is not None and not kwargs and entry.watch.holds():
             results = entry.native(args)
             if results is not None:
                 return results[0] if entry.single else entry.structured(results)
+        return self._by_name(args, kwargs)
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch._C._is_any_autocast_enabled():
+            return self._by_torch()(*args, **kwargs)
         return self.prepare(*args, **kwargs)(args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> _Entry:
         """Compiles for these inputs, if that was not done before."""
-        key = (self.model.training, *(_kind(leaf) for leaf in pytree.tree_leaves((args, kwargs))))
+        leaves = pytree.tree_leaves((args, kwargs))
+        key = (self.model.training, *(_kind(leaf) for leaf in leaves))
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
-            entry = _Entry(self.model, args, kwargs, self._options)
+            entry = self._open(leaves) or self._new(args, kwargs, leaves)
             self._entries.pop(key, None)
             self._entries[key] = entry
             while len(self._entries) > _KEPT:
@@ -76,10 +90,30 @@ class CompiledModel:
         self._last = entry
         return entry
 
+    def _open(self, leaves: list[Any]) -> _Entry | None:
+        """An entry whose open sizes can be these."""
+        for entry in self._entries.values():
+            if entry.open and entry.accepts(leaves) and not entry.outdated():
+                return entry
+        return None
+
+    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Entry:
+        """A new entry; sizes are left open in which it differs from one that is there."""
+        for other in self._entries.values():
+            dims = other.differing(leaves)
+            if dims and not other.outdated():
+                entry = _Entry(self.model, args, kwargs, self._options, dims)
+                if entry.open:
+                    return entry
+                break
+        return _Entry(self.model, args, kwargs, self._options)
+
     @property
     def reports(self) -> list[GraphReport]:
-        """A report for every shape that was compiled."""
-        return [e.report for e in self._entries.values() if e.report is not None]
+        """A report for every graph that was compiled."""
+        entries = {id(e): e for e in self._entries.values()}
+        found = [e.report for e in entries.values() if e.report is not None]
+        return found + [r for t in self._trained.values() for r in t.reports]
 
     def _needs_gradients(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         if any(p.requires_grad for p in self.model.parameters()):
@@ -87,72 +121,149 @@ class CompiledModel:
         leaves = pytree.tree_leaves((args, kwargs))
         return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
-    def _training(self) -> Callable[..., Any]:
-        if self._trained is None:
-            self._trained = torch.compile(self.model, backend="hypatia", options=self._options or None)
-        return self._trained
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch._C._is_any_autocast_enabled() or kwargs:
+            return self._by_torch()(*args, **kwargs)
+        leaves = pytree.tree_leaves(args)
+        parameters = tuple(p.requires_grad for p in self.model.parameters())
+        wanted = tuple(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
+        key = (self.model.training, parameters, wanted, *(_kind(leaf) for leaf in leaves))
+        trained = self._trained.get(key)
+        if trained is None or not trained.parts.hold():
+            while len(self._trained) >= _KEPT:
+                self._trained.pop(next(iter(self._trained)))
+            trained = self._trained[key] = _Trained(self.model, args, self._options)
+        if trained.run is None:
+            return self._by_torch()(*args)
+        return trained.run(leaves)
+
+    def _by_torch(self) -> Callable[..., Any]:
+        if self._captured is None:
+            self._captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
+        return self._captured
 
     def __repr__(self) -> str:
         return f"hypatia.compile({self.model!r})"
+
+
+class _Parts:
+    """The modules, parameters and buffers of a model, their modes and hooks: none may be another one later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        entries = [
+            (owner, name, value)
+            for module in modules
+            for owner in (module._parameters, module._buffers, module._modules)
+            for name, value in owner.items()
+        ]
+        self.dtypes = [(v, v.dtype) for _, _, v in entries if isinstance(v, torch.Tensor)]
+        entries += [(m.__dict__, "training", m.training) for m in modules]
+        entries += [
+            (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
+        ]
+        empty = [getattr(m, name) for m in modules for name in _HOOKS]
+        empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
+        self.hooked = any(empty)
+        self.watch = _native.Watch(entries, [] if self.hooked else empty)
+
+    def hold(self) -> bool:
+        """Whether all parts are what they were, and of the same dtypes."""
+        return self.watch.holds() and all(t.dtype is dtype for t, dtype in self.dtypes)
 
 
 class _Entry:
     """The model compiled for one kind of inputs."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        dims: dict[int, set[int]] | None = None,
     ) -> None:
         self.model = model
-        self.training = model.training
         self.report: GraphReport | None = None
         self.positional = not kwargs and all(isinstance(a, torch.Tensor) for a in args)
         self.single = False
+        self.native: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None] | None = None
+        self.open: dict[tuple[int, int], tuple[int, int]] = {}
+        """The least and greatest value of sizes that are left open, by input and dimension."""
+        self._kinds = [_kind(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
         self._run: Callable[..., Any] = model
-        self._graph: NativeGraph | None = None
-        # Replaced modules, parameters and buffers, not only changed ones, are noticed.
-        self._owners = [
-            (owner, name, value, getattr(value, "dtype", None))
-            for module in model.modules()
-            for owner in (module._parameters, module._buffers, module._modules)
-            for name, value in owner.items()
-        ]
+        self._parts = _Parts(model)
+        self.watch = self._parts.watch
+        if self._parts.hooked:
+            log.info("the model runs as it is: it has hooks")
+            return
+        dynamic = None
+        if dims and self.positional:
+            auto = torch.export.Dim.AUTO
+            dynamic = tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in range(len(args)))
         try:
             with torch.no_grad():
-                gm = optimized(model, args, kwargs, options, native=True)
+                gm = optimized(model, args, kwargs, options, dynamic, native=True)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
+            return
+        if gm.meta["hypatia"] is None:
             return
         self.report = gm.meta["hypatia"]
         self._run = gm
         self._spec = gm.graph._codegen.pytree_info.out_spec
+        if dynamic is not None:
+            self.open = gm.meta["hypatia_ranges"]
         if PLAN in gm.meta and self.positional:
-            self.single = self._spec.is_leaf()
-            graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
-            graph.fallback = lambda flat: gm(*flat)
-            with torch.no_grad():
-                times = self.report.times = graph.choose(args, lambda: model(*args))
-            self.report.memory = graph.bytes
-            if graph.native:
-                graph.settled = True
-                self._graph = graph
-            elif times["eager"] < times["graph"]:
-                self._run = model
+            self._plan(gm, model, args)
+
+    def _plan(self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...]) -> None:
+        self.single = self._spec.is_leaf()
+        graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
+        graph.fallback = lambda flat: gm(*flat)
+        with torch.no_grad():
+            times = self.report.times = graph.choose(args, lambda: model(*args))
+        self.report.memory = graph.bytes
+        if graph.native:
+            graph.settled = True
+            self.native = graph.direct
+        elif times["eager"] < times["graph"]:
+            self._run = model
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""
-        for owner, name, value, dtype in self._owners:
-            if owner.get(name) is not value or (dtype is not None and value.dtype is not dtype):
-                return True
-        return False
+        return not self._parts.hold()
 
-    def native(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
-        """The flat results of the native plan; none if it is not for these inputs."""
-        if self._graph is None or self.model.training != self.training or self.outdated():
-            return None
-        if torch._C._len_torch_dispatch_stack():
-            # A mode that counts or logs ops is to see torch's.
-            return None
-        return self._graph.run(args)
+    def differing(self, leaves: list[Any]) -> dict[int, set[int]]:
+        """Dimensions in which tensors differ from those of this entry, if they differ in nothing else."""
+        if self.open or not self.positional or len(leaves) != len(self._kinds):
+            return {}
+        found: dict[int, set[int]] = {}
+        for i, (leaf, kind) in enumerate(zip(leaves, self._kinds, strict=True)):
+            if not isinstance(leaf, torch.Tensor) or not isinstance(kind, tuple):
+                return {}
+            shape, dtype, device, _ = kind
+            if (len(shape), dtype, device) != (leaf.dim(), leaf.dtype, leaf.device) or min(leaf.shape) < 2:
+                return {}
+            dims = {d for d in range(leaf.dim()) if shape[d] != leaf.shape[d]}
+            if dims:
+                found[i] = dims
+        return found
+
+    def accepts(self, leaves: list[Any]) -> bool:
+        """Whether these inputs are those of this entry but for sizes that are left open."""
+        if len(leaves) != len(self._kinds):
+            return False
+        for i, (leaf, kind) in enumerate(zip(leaves, self._kinds, strict=True)):
+            if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(kind[0]) or not leaf.is_contiguous():
+                return False
+            if (leaf.dtype, leaf.device) != kind[1:3]:
+                return False
+            for d, size in enumerate(leaf.shape):
+                least, greatest = self.open.get((i, d), (kind[0][d], kind[0][d]))
+                if not least <= size <= greatest:
+                    return False
+        return True
 
     def structured(self, results: tuple[torch.Tensor, ...]) -> Any:
         """Flat results in the form that the model returns."""
@@ -160,11 +271,29 @@ class _Entry:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad():
-            if self.positional:
+            if self.native is not None and not kwargs:
                 results = self.native(args)
                 if results is not None:
                     return results[0] if self.single else self.structured(results)
             return self._run(*args, **kwargs)
+
+
+class _Trained:
+    """The model compiled for training: forward and backward graphs behind one autograd function."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        self.parts = _Parts(model)
+        self.reports: list[GraphReport] = []
+        self.run: Callable[[list[Any]], Any] | None = None
+        if self.parts.hooked:
+            return
+        try:
+            gm, spec = exported(model, args)
+            compiled = backend(gm, pytree.tree_leaves(args), options=options, reports=self.reports)
+        except Exception:
+            log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
+            return
+        self.run = lambda leaves: pytree.tree_unflatten(list(compiled(*leaves)), spec)
 
 
 def _kind(leaf: Any) -> Any:

@@ -123,7 +123,8 @@ class NativeGraph:
         self.constants = [nodes[names[i]] for i in described["constants"]]
         sources = {n for c in self.constants for n in _sources(c)}
         self.weights = sorted(position[n] for n in sources if n in position)
-        self.takes_all = self.inputs == list(range(len(position)))
+        self.arity = len(position)
+        self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self._weights: list[torch.Tensor] = []
         self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
@@ -144,9 +145,19 @@ class NativeGraph:
                 return results
         return self.fallback(args)
 
+    def direct(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
+        """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
+        if torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
+            return None
+        return self.run(args)
+
     def run(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         """The results of the plan; none if it is not for these arguments."""
-        sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
+        if len(args) != self.arity:
+            return None
+        sizes = ()
+        if self.planner.symbols:
+            sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
         bound = self._bound.get(sizes)
         try:
             if bound is not None and all(
@@ -187,6 +198,9 @@ class NativeGraph:
             constants = [
                 _value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants
             ]
+            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, self.constants, strict=True)):
+                # The model was converted since it was compiled.
+                return None
             bound = plan.bind(
                 constants,
                 [*weights, *attributes],
@@ -246,7 +260,7 @@ def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None
             found.setdefault(str(value.node.expr), (position, None))
         elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                     found.setdefault(str(size.node.expr), (position, dim))
     return [(symbol, *place) for symbol, place in found.items()]
 

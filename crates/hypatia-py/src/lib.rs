@@ -3,6 +3,7 @@
 mod call;
 mod plan;
 mod tensor;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -227,6 +228,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Optimization>()?;
     m.add_class::<plan::NativePlan>()?;
     m.add_class::<plan::BoundPlan>()?;
+    m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;
