@@ -6,7 +6,7 @@ use super::{Activation, Element, Epilogue, LinearElement, Rows, RowsMut, Sink};
 use crate::runtime::cpu::lanes::{self, Level};
 use crate::runtime::cpu::{gemm_bf16, gemm_f32};
 
-type Made<T> = Option<Box<dyn Layer<T>>>;
+type Pack<T> = Box<dyn Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>>>;
 
 /// A way to compute a layer.
 pub struct Form<T> {
@@ -14,14 +14,14 @@ pub struct Form<T> {
     pub name: String,
     /// Roundings of fp32 that it may be off by, for [`assert_close`].
     pub slack: f64,
-    pub pack: Box<dyn Fn(Rows<T>, usize, usize) -> Made<T>>,
+    pub pack: Pack<T>,
 }
 
 impl<T> Form<T> {
     pub fn new(
         name: impl Into<String>,
         slack: f64,
-        pack: impl Fn(Rows<T>, usize, usize) -> Made<T> + 'static,
+        pack: impl Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>> + 'static,
     ) -> Form<T> {
         Form {
             name: name.into(),
