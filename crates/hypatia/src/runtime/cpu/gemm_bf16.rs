@@ -8,6 +8,8 @@
 
 mod format;
 mod part;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod wide;
@@ -18,7 +20,7 @@ use super::lanes::{self, Level};
 use super::linear::testing::{Form, levels};
 use super::linear::{Element, Grid, Layer, Rows, Sink, share};
 use crate::runtime::pool::Pool;
-use format::{Format, SIDE, STEP, Six, TILE, Three, Whole};
+use format::{Format, Magnitudes, SIDE, STEP, Six, TILE, Three, Whole};
 use half::bf16;
 use part::Call;
 use std::marker::PhantomData;
@@ -61,18 +63,21 @@ struct Tiles<F: Format> {
     n: usize,
     k: usize,
     engine: Engine,
+    /// Activations that need no second look.
+    range: Magnitudes,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Tiles<F> {
     /// None if the pieces cannot stand for some of the weights.
     fn pack(engine: Engine, weight: Rows<F::Value>, n: usize, k: usize) -> Option<Tiles<F>> {
+        let rows = || (0..n).map(|row| &weight.data[row * weight.stride..][..k]);
+        let range = F::range(&mut rows().flatten().copied(), k)?;
         let steps = k.div_ceil(STEP);
         // A panel more than there are, if their number is odd: kernels take two at once.
         let panels = n.div_ceil(SIDE).next_multiple_of(2);
         let mut data = Aligned::<u16>::zeroed(panels * steps * F::PIECES * TILE);
-        for column in 0..n {
-            let row = &weight.data[column * weight.stride..][..k];
+        for (column, row) in rows().enumerate() {
             let panel = &mut data[column / SIDE * steps * F::PIECES * TILE..];
             for (term, &value) in row.iter().enumerate() {
                 let place = F::place(term % STEP);
@@ -87,6 +92,7 @@ impl<F: Format> Tiles<F> {
             n,
             k,
             engine,
+            range,
             format: PhantomData,
         })
     }
@@ -180,21 +186,4 @@ pub(super) fn split_forms() -> Vec<Form<f32>> {
 fn engines() -> impl Iterator<Item = Engine> {
     let tiles = Some(engine()).filter(|_| has_tiles());
     levels().map(Engine::Wide).chain(tiles)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn pieces_add_up(bits: u32) {
-            let value = f32::from_bits(bits);
-            if value.is_finite() {
-                let sum: f32 = Six::split(value).iter().rev().map(|&p| bf16::from_bits(p).widen()).sum();
-                prop_assert!((sum - value).abs() <= value.abs() * 1e-7 + 1e-39);
-            }
-        }
-    }
 }
