@@ -5,3 +5,4 @@ pub mod cpu;
 pub mod plan;
 pub mod pool;
 pub mod step;
+pub mod tuning;

@@ -15,7 +15,7 @@ fn number(exponents: std::ops::Range<i32>, seed: &mut u64) -> f32 {
         .wrapping_mul(6_364_136_223_846_793_005)
         .wrapping_add(1_442_695_040_888_963_407);
     let bits = *seed >> 24;
-    let mantissa = 1.0 + (bits & 0xffff_ff) as f64 / f64::from(1 << 24);
+    let mantissa = 1.0 + (bits & 0x00ff_ffff) as f64 / f64::from(1 << 24);
     let span = (exponents.end - exponents.start) as u64;
     let exponent = exponents.start + ((bits >> 24) % span) as i32;
     let sign = if bits >> 39 & 1 == 0 { 1.0 } else { -1.0 };

@@ -2,7 +2,7 @@
 
 use super::Rows;
 use super::packed::Layer;
-use crate::runtime::cpu::{gemm_bf16, gemm_f32};
+use crate::runtime::cpu::{gemm_bf16, gemm_f32, gemv};
 use crate::ty::DType;
 use half::bf16;
 use std::fmt;
@@ -35,7 +35,7 @@ pub struct Kind {
 }
 
 /// Every kind. A kind has one row for each element type.
-pub static KINDS: [Kind; 4] = [
+pub static KINDS: [Kind; 6] = [
     Kind {
         name: "f32",
         error: ErrorClass::Fp32,
@@ -67,6 +67,22 @@ pub static KINDS: [Kind; 4] = [
         worth: |m| m > 4,
         available: gemm_bf16::has_tiles,
         pack: AnyPack::F32(gemm_bf16::pack_three),
+    },
+    Kind {
+        name: "rows",
+        error: ErrorClass::Fp32,
+        in_place: true,
+        worth: |m| m <= gemv::ROWS,
+        available: || true,
+        pack: AnyPack::F32(gemv::pack),
+    },
+    Kind {
+        name: "rows",
+        error: ErrorClass::Fp32,
+        in_place: true,
+        worth: |m| m <= gemv::ROWS,
+        available: || true,
+        pack: AnyPack::Bf16(gemv::pack),
     },
 ];
 

@@ -14,7 +14,7 @@ pub trait Layer<T: Element>: Send + Sync {
     /// Computes `m` > 0 rows of the layer on at most `threads` threads.
     ///
     /// # Safety
-    /// The operands are as long as `m` and the sizes of the weights say.
+    /// The operands are as long as `m` and the sizes of the weights say, and borrowed weights are still there.
     unsafe fn run(&self, threads: usize, m: usize, x: Rows<T>, sink: Sink<T>);
 }
 
@@ -33,6 +33,9 @@ pub enum LinearError {
     /// Elements of another type than the kind's.
     #[error("linear: {0:?} was given elements of {name}", name = .1.name())]
     Type(&'static Kind, DType),
+    /// No kind was given.
+    #[error("linear: no kind to choose from")]
+    NoKind,
     /// The kind would borrow the weights: see [`Packed::in_place`].
     #[error("linear: {0:?} holds no copy of the weights")]
     Borrows(&'static Kind),
@@ -142,6 +145,27 @@ impl Packed {
         Ok(Packed { layer, kind, n, k })
     }
 
+    /// The first of several kinds that can stand for the weights, fastest first.
+    ///
+    /// # Safety
+    /// As for [`Packed::in_place`].
+    pub unsafe fn first<T: LinearElement>(
+        kinds: &[&'static Kind],
+        weight: Rows<T>,
+        n: usize,
+        k: usize,
+    ) -> Result<Packed, LinearError> {
+        let mut failed = LinearError::NoKind;
+        for kind in kinds {
+            // SAFETY: handed on.
+            match unsafe { Packed::in_place(kind, weight, n, k) } {
+                Err(LinearError::Weights(kind)) => failed = LinearError::Weights(kind),
+                other => return other,
+            }
+        }
+        Err(failed)
+    }
+
     /// How it is computed.
     pub fn kind(&self) -> &'static Kind {
         self.kind
@@ -174,7 +198,7 @@ impl Packed {
         y.check(m, self.n)?;
         epilogue.check(m, self.n)?;
         if m > 0 && self.n > 0 {
-            // SAFETY: checked just now.
+            // SAFETY: checked just now; who packed vouches for borrowed weights.
             unsafe { layer.run(threads, m, x, Sink::new(y, epilogue)) };
         }
         Ok(())

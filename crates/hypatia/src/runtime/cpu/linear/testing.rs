@@ -4,7 +4,7 @@ use super::finish::activate;
 use super::packed::Layer;
 use super::{Activation, Element, Epilogue, LinearElement, Rows, RowsMut, Sink};
 use crate::runtime::cpu::lanes::{self, Level};
-use crate::runtime::cpu::{gemm_bf16, gemm_f32};
+use crate::runtime::cpu::{gemm_bf16, gemm_f32, gemv};
 
 type Pack<T> = Box<dyn Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>>>;
 
@@ -36,6 +36,14 @@ pub fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.into_iter().filter(|l| *l <= lanes::level())
 }
 
+fn in_place<T: Element>() -> impl Iterator<Item = Form<T>> {
+    levels().map(|level| {
+        Form::new(format!("rows {level:?}"), 4.0, move |w, n, k| {
+            Some(gemv::pack_for(level, w, n, k))
+        })
+    })
+}
+
 /// Elements with all their forms.
 pub trait Forms: LinearElement {
     fn forms() -> Vec<Form<Self>>;
@@ -48,13 +56,13 @@ impl Forms for f32 {
                 Some(gemm_f32::pack_for(level, w, n, k))
             })
         });
-        panels.chain(gemm_bf16::split_forms()).collect()
+        panels.chain(gemm_bf16::split_forms()).chain(in_place()).collect()
     }
 }
 
 impl Forms for half::bf16 {
     fn forms() -> Vec<Form<half::bf16>> {
-        gemm_bf16::forms()
+        gemm_bf16::forms().into_iter().chain(in_place()).collect()
     }
 }
 
@@ -63,7 +71,7 @@ pub fn run<T: Element>(form: &Form<T>, case: &Case<T>, threads: usize, e: &Epilo
     let layer = (form.pack)(case.w(), case.n, case.k).expect("weights of any kind");
     case.run(|y| {
         if case.m > 0 && case.n > 0 {
-            // SAFETY: a case is as long as its sizes say.
+            // SAFETY: a case is as long as its sizes say, and lives until the end.
             unsafe { layer.run(threads, case.m, case.x(), Sink::new(y, e)) };
         }
     })
