@@ -1,12 +1,11 @@
-//! Times packed linear layers with bias and ReLU: median microseconds of a call, GFLOP/s, and GB/s of weights.
+//! Times packed linear layers with bias and ReLU: microseconds of the fastest call, GFLOP/s, and GB/s of weights.
 //!
-//! `cargo run --release --example linear [form...]` with forms out of f32, bf16, bf16x3, bf16x6.
+//! `cargo run --release --example linear [kind...]` with names out of the table of kinds.
 #![allow(clippy::print_stdout)]
 
 use half::bf16;
-use hypatia::runtime::cpu::linear::{
-    Activation, Epilogue, PackedBf16, PackedF32, PackedSplit, Precision, Rows, RowsMut,
-};
+use hypatia::runtime::cpu::linear::{Activation, Element, Epilogue, KINDS, Kind, LinearElement, Packed, Rows, RowsMut};
+use hypatia::ty::DType;
 use std::time::{Duration, Instant};
 
 /// Rows, terms, columns.
@@ -40,110 +39,67 @@ const SHAPES: &[(usize, usize, usize)] = &[
     (512, 4096, 1000),
 ];
 
-fn median(mut call: impl FnMut()) -> Duration {
+fn fastest(mut call: impl FnMut()) -> Duration {
     let begin = Instant::now();
-    let mut warm = 0;
-    while warm < 3 || begin.elapsed() < Duration::from_millis(50) {
-        call();
-        warm += 1;
-    }
-    let mut times = vec![];
-    let begin = Instant::now();
-    while times.len() < 7 || begin.elapsed() < Duration::from_millis(250) {
+    let (mut least, mut calls) = (Duration::MAX, 0);
+    while calls < 10 || begin.elapsed() < Duration::from_millis(150) {
         let start = Instant::now();
         call();
-        times.push(start.elapsed());
+        least = least.min(start.elapsed());
+        calls += 1;
     }
-    times.sort();
-    times[times.len() / 2]
+    least
 }
 
-fn numbers(len: usize) -> Vec<f32> {
+fn numbers<T: Element>(len: usize) -> Vec<T> {
     let mut state = 1u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        T::narrow((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
     };
     (0..len).map(|_| next()).collect()
 }
 
-fn epilogue<T>(bias: &[T]) -> Epilogue<'_, T> {
-    Epilogue {
-        bias: Some(bias),
+fn time<T: LinearElement>(kind: &'static Kind, (m, k, n): (usize, usize, usize)) {
+    let (x, w, bias) = (numbers::<T>(m * k), numbers::<T>(n * k), numbers::<T>(n));
+    let mut y = vec![T::narrow(0.0); m * n];
+    // SAFETY: the weights live until the end.
+    let packed = unsafe { Packed::in_place(kind, Rows::dense(&w, k), n, k) }.expect("plain numbers");
+    let epilogue = Epilogue {
+        bias: Some(&bias[..]),
         activation: Activation::Relu,
         ..Epilogue::default()
+    };
+    for threads in [1, 2] {
+        let time = fastest(|| {
+            let run = packed.run(threads, Rows::dense(&x, k), m, RowsMut::dense(&mut y, n), &epilogue);
+            run.expect("sizes fit");
+        });
+        let ns = time.as_secs_f64() * 1e9;
+        println!(
+            "{:>18} {:>7} {threads:>3} {:>11.2} {:>8.1} {:>6.1}",
+            format!("{m},{k},{n}"),
+            kind.name(),
+            ns / 1e3,
+            (2 * m * k * n) as f64 / ns,
+            (n * k * size_of::<T>()).max(packed.bytes()) as f64 / ns
+        );
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let forms: Vec<String> = std::env::args().skip(1).collect();
-    let wanted = |form: &str| forms.is_empty() || forms.iter().any(|f| f == form);
+fn main() {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |kind: &&Kind| kind.available() && (names.is_empty() || names.iter().any(|n| n == kind.name()));
     println!(
         "{:>18} {:>7} {:>3} {:>11} {:>8} {:>6}",
-        "m,k,n", "form", "thr", "us", "GFLOP/s", "GB/s"
+        "m,k,n", "kind", "thr", "us", "GFLOP/s", "GB/s"
     );
-    for &(m, k, n) in SHAPES {
-        let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
-        let narrow = |v: &[f32]| v.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>();
-        let show = |form: &str, threads: usize, bytes: usize, time: Duration| {
-            let ns = time.as_secs_f64() * 1e9;
-            println!(
-                "{:>18} {form:>7} {threads:>3} {:>11.2} {:>8.1} {:>6.1}",
-                format!("{m},{k},{n}"),
-                ns / 1e3,
-                (2 * m * k * n) as f64 / ns,
-                bytes as f64 / ns
-            );
-        };
-        let mut y = vec![0f32; m * n];
-        if wanted("f32") {
-            let packed = PackedF32::pack(Rows::dense(&w, k), n, k)?;
-            for threads in [1, 2] {
-                let time = median(|| {
-                    let run = packed.run(
-                        threads,
-                        Rows::dense(&x, k),
-                        m,
-                        RowsMut::dense(&mut y, n),
-                        &epilogue(&bias),
-                    );
-                    run.expect("sizes fit");
-                });
-                show("f32", threads, n * k * 4, time);
-            }
-        }
-        if wanted("bf16") {
-            let (x, w, bias, mut y) = (narrow(&x), narrow(&w), narrow(&bias), vec![bf16::ZERO; m * n]);
-            let packed = PackedBf16::pack(Rows::dense(&w, k), n, k)?;
-            for threads in [1, 2] {
-                let time = median(|| {
-                    let run = packed.run(
-                        threads,
-                        Rows::dense(&x, k),
-                        m,
-                        RowsMut::dense(&mut y, n),
-                        &epilogue(&bias),
-                    );
-                    run.expect("sizes fit");
-                });
-                show("bf16", threads, n * k * 2, time);
-            }
-        }
-        for (form, precision) in [("bf16x3", Precision::Bf16x3), ("bf16x6", Precision::Bf16x6)] {
-            if !wanted(form) {
-                continue;
-            }
-            if let Some(packed) = PackedSplit::pack(Rows::dense(&w, k), n, k, precision)? {
-                for threads in [1, 2] {
-                    let time = median(|| {
-                        let y = RowsMut::dense(&mut y, n);
-                        let run = packed.run(threads, Rows::dense(&x, k), m, y, &epilogue(&bias));
-                        run.expect("sizes fit");
-                    });
-                    show(form, threads, packed.bytes(), time);
-                }
+    for &shape in SHAPES {
+        for kind in KINDS.iter().filter(wanted) {
+            match kind.dtype() {
+                DType::F32 => time::<f32>(kind, shape),
+                _ => time::<bf16>(kind, shape),
             }
         }
     }
-    Ok(())
 }

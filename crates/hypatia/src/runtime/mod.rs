@@ -7,3 +7,4 @@ pub mod plan;
 pub mod pool;
 pub mod step;
 pub mod torch;
+pub mod tuning;

@@ -16,9 +16,11 @@ mod wide;
 
 use super::aligned::Aligned;
 use super::lanes::{self, Level};
-use super::linear::{Element, Epilogue, Grid, Mismatch, Rows, RowsMut, Sink, share};
+#[cfg(test)]
+use super::linear::testing::{Form, levels};
+use super::linear::{Element, Grid, Layer, Rows, Sink, share};
 use crate::runtime::pool::Pool;
-use format::{Format, SIDE, STEP, Six, TILE, Three, Whole};
+use format::{Format, Magnitudes, SIDE, STEP, Six, TILE, Three, Whole};
 use half::bf16;
 use part::Call;
 use std::marker::PhantomData;
@@ -42,6 +44,11 @@ enum Engine {
     Wide(Level),
 }
 
+/// True if products of pieces are made by tiles. By vectors they would take longer than products in fp32.
+pub(super) fn has_tiles() -> bool {
+    !matches!(engine(), Engine::Wide(_))
+}
+
 fn engine() -> Engine {
     #[cfg(target_arch = "x86_64")]
     if lanes::level() == Level::Avx512 && tiles::available() {
@@ -55,18 +62,22 @@ struct Tiles<F: Format> {
     data: Aligned<u16>,
     n: usize,
     k: usize,
+    engine: Engine,
+    /// Activations that need no second look.
+    range: Magnitudes,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Tiles<F> {
-    fn pack(weight: Rows<F::Value>, n: usize, k: usize) -> Result<Tiles<F>, Mismatch> {
-        weight.check("weight", n, k)?;
+    /// None if the pieces cannot stand for some of the weights.
+    fn pack(engine: Engine, weight: Rows<F::Value>, n: usize, k: usize) -> Option<Tiles<F>> {
+        let rows = || (0..n).map(|row| &weight.data[row * weight.stride..][..k]);
+        let range = F::range(&mut rows().flatten().copied(), k)?;
         let steps = k.div_ceil(STEP);
         // A panel more than there are, if their number is odd: kernels take two at once.
         let panels = n.div_ceil(SIDE).next_multiple_of(2);
         let mut data = Aligned::<u16>::zeroed(panels * steps * F::PIECES * TILE);
-        for column in 0..n {
-            let row = &weight.data[column * weight.stride..][..k];
+        for (column, row) in rows().enumerate() {
             let panel = &mut data[column / SIDE * steps * F::PIECES * TILE..];
             for (term, &value) in row.iter().enumerate() {
                 let place = F::place(term % STEP);
@@ -76,10 +87,12 @@ impl<F: Format> Tiles<F> {
                 }
             }
         }
-        Ok(Tiles {
+        Some(Tiles {
             data,
             n,
             k,
+            engine,
+            range,
             format: PhantomData,
         })
     }
@@ -92,38 +105,26 @@ impl<F: Format> Tiles<F> {
     fn panel(&self) -> usize {
         self.steps() * F::PIECES * TILE
     }
+}
 
-    fn run(
-        &self,
-        engine: Engine,
-        threads: usize,
-        x: Rows<F::Value>,
-        m: usize,
-        y: RowsMut<F::Value>,
-        epilogue: &Epilogue<F::Value>,
-    ) -> Result<(), Mismatch> {
-        x.check("operand", m, self.k)?;
-        y.check(m, self.n)?;
-        epilogue.check(m, self.n)?;
-        if m == 0 || self.n == 0 {
-            return Ok(());
-        }
+impl<F: Format> Layer<F::Value> for Tiles<F> {
+    fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+
+    unsafe fn run(&self, threads: usize, m: usize, x: Rows<F::Value>, sink: Sink<F::Value>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
-        let call = Call {
-            weights: self,
-            x,
-            sink: Sink::new(y, epilogue),
-        };
         let shape = (m, self.n);
+        let call = Call { weights: self, x, sink };
         let wide = |level: Level| {
             let grid = Grid::new(threads, shape, (wide::ROWS, GROUP), wide::PART_ROWS);
             Pool::global().run(threads, grid.parts(), &|part| {
                 let (rows, columns) = grid.part(part);
-                // SAFETY: the operands were checked above, and parts do not overlap.
+                // SAFETY: the caller vouches for the operands, and parts do not overlap.
                 unsafe { call.wide_part(level, rows, columns) }
             });
         };
-        match engine {
+        match self.engine {
             #[cfg(target_arch = "x86_64")]
             Engine::Tiles if m > FEW || F::PIECES > 1 => {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
@@ -139,93 +140,50 @@ impl<F: Format> Tiles<F> {
             Engine::Tiles => wide(Level::Avx512),
             Engine::Wide(level) => wide(level),
         }
-        Ok(())
     }
 }
 
-/// Weights of a linear layer in bf16. Sums are made in fp32.
-pub struct PackedBf16(Tiles<Whole>);
-
-impl PackedBf16 {
-    /// Packs `n` rows of `k` weights.
-    pub fn pack(weight: Rows<bf16>, n: usize, k: usize) -> Result<PackedBf16, Mismatch> {
-        Tiles::pack(weight, n, k).map(PackedBf16)
-    }
-
-    /// The size in memory.
-    pub fn bytes(&self) -> usize {
-        self.0.data.bytes()
-    }
-
-    /// The lengths of a row of the result and of a row of the operand.
-    pub fn sizes(&self) -> (usize, usize) {
-        (self.0.n, self.0.k)
-    }
-
-    /// Computes `m` rows of the layer on at most `threads` threads.
-    pub fn run(
-        &self,
-        threads: usize,
-        x: Rows<bf16>,
-        m: usize,
-        y: RowsMut<bf16>,
-        epilogue: &Epilogue<bf16>,
-    ) -> Result<(), Mismatch> {
-        self.0.run(engine(), threads, x, m, y, epilogue)
-    }
+/// Packs `n` rows of `k` weights in bf16 for this machine.
+pub(super) fn pack(weight: Rows<bf16>, n: usize, k: usize) -> Option<Box<dyn Layer<bf16>>> {
+    Some(Box::new(Tiles::<Whole>::pack(engine(), weight, n, k)?))
 }
 
-/// How fp32 is split into bf16 pieces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// Two pieces, three products: about 16 bits.
-    Bf16x3,
-    /// Three pieces, six products: as good as fp32.
-    Bf16x6,
+/// Splits fp32 into three pieces, of which six products are made: as good as fp32.
+pub(super) fn pack_six(weight: Rows<f32>, n: usize, k: usize) -> Option<Box<dyn Layer<f32>>> {
+    Some(Box::new(Tiles::<Six>::pack(engine(), weight, n, k)?))
 }
 
-enum Split {
-    Three(Tiles<Three>),
-    Six(Tiles<Six>),
+/// Splits fp32 into two pieces, of which three products are made: about 16 bits.
+pub(super) fn pack_three(weight: Rows<f32>, n: usize, k: usize) -> Option<Box<dyn Layer<f32>>> {
+    Some(Box::new(Tiles::<Three>::pack(engine(), weight, n, k)?))
 }
 
-/// Weights of a linear layer in fp32, split into bf16 pieces for AMX.
-pub struct PackedSplit(Split);
+/// bf16 on every engine of this machine.
+#[cfg(test)]
+pub(super) fn forms() -> Vec<Form<bf16>> {
+    engines()
+        .map(|engine| {
+            Form::new(format!("bf16 {engine:?}"), 4.0, move |w, n, k| {
+                Some(Box::new(Tiles::<Whole>::pack(engine, w, n, k)?))
+            })
+        })
+        .collect()
+}
 
-impl PackedSplit {
-    /// Packs `n` rows of `k` weights. None if the machine has no tiles, or if a weight is not finite.
-    pub fn pack(weight: Rows<f32>, n: usize, k: usize, precision: Precision) -> Result<Option<PackedSplit>, Mismatch> {
-        weight.check("weight", n, k)?;
-        let finite = (0..n).all(|row| weight.data[row * weight.stride..][..k].iter().all(|w| w.is_finite()));
-        if !finite || matches!(engine(), Engine::Wide(_)) {
-            return Ok(None);
-        }
-        Ok(Some(PackedSplit(match precision {
-            Precision::Bf16x3 => Split::Three(Tiles::pack(weight, n, k)?),
-            Precision::Bf16x6 => Split::Six(Tiles::pack(weight, n, k)?),
-        })))
+/// Split precision, where it is available.
+#[cfg(test)]
+pub(super) fn split_forms() -> Vec<Form<f32>> {
+    if !has_tiles() {
+        return vec![];
     }
+    vec![
+        Form::new("bf16x6", 4.0, pack_six),
+        Form::new("bf16x3", 128.0, pack_three),
+    ]
+}
 
-    /// The size in memory.
-    pub fn bytes(&self) -> usize {
-        match &self.0 {
-            Split::Three(tiles) => tiles.data.bytes(),
-            Split::Six(tiles) => tiles.data.bytes(),
-        }
-    }
-
-    /// Computes `m` rows of the layer on at most `threads` threads.
-    pub fn run(
-        &self,
-        threads: usize,
-        x: Rows<f32>,
-        m: usize,
-        y: RowsMut<f32>,
-        epilogue: &Epilogue<f32>,
-    ) -> Result<(), Mismatch> {
-        match &self.0 {
-            Split::Three(tiles) => tiles.run(engine(), threads, x, m, y, epilogue),
-            Split::Six(tiles) => tiles.run(engine(), threads, x, m, y, epilogue),
-        }
-    }
+#[cfg(test)]
+fn engines() -> impl Iterator<Item = Engine> {
+    let tiles = Some(engine()).filter(|_| has_tiles());
+    levels().map(Engine::Wide).chain(tiles)
 }

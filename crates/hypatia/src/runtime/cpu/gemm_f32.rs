@@ -7,12 +7,10 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
-#[cfg(test)]
-mod tests;
 
 use super::aligned::Aligned;
 use super::lanes::{self, Level};
-use super::linear::{Activation, Epilogue, Grid, Mismatch, Rows, RowsMut, Sink, share};
+use super::linear::{Activation, Grid, Layer, Rows, Sink, share};
 use crate::runtime::pool::Pool;
 use std::ops::Range;
 
@@ -52,88 +50,53 @@ struct Block {
     lines: usize,
 }
 
-/// Weights of a linear layer in fp32.
-pub struct PackedF32 {
-    panels: Aligned<f32>,
+/// Weights in panels.
+struct Panels {
+    data: Aligned<f32>,
     n: usize,
     k: usize,
+    level: Level,
 }
 
-impl PackedF32 {
-    /// Packs `n` rows of `k` weights.
-    pub fn pack(weight: Rows<f32>, n: usize, k: usize) -> Result<PackedF32, Mismatch> {
-        weight.check("weight", n, k)?;
-        let mut panels = Aligned::zeroed(n.next_multiple_of(LANES) * k);
-        for column in (0..n).step_by(PANEL) {
-            let columns = PANEL.min(n - column);
-            let width = columns.next_multiple_of(LANES);
-            let panel = &mut panels[column * k..][..width * k];
-            for c in 0..columns {
-                let row = &weight.data[(column + c) * weight.stride..][..k];
-                row.iter().enumerate().for_each(|(i, &w)| panel[i * width + c] = w);
-            }
+/// Packs `n` rows of `k` weights for this machine.
+pub(super) fn pack(weight: Rows<f32>, n: usize, k: usize) -> Option<Box<dyn Layer<f32>>> {
+    Some(pack_for(lanes::level(), weight, n, k))
+}
+
+/// As [`pack`], for a level that the machine has.
+pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> Box<dyn Layer<f32>> {
+    let mut data = Aligned::zeroed(n.next_multiple_of(LANES) * k);
+    for column in (0..n).step_by(PANEL) {
+        let columns = PANEL.min(n - column);
+        let width = columns.next_multiple_of(LANES);
+        let panel = &mut data[column * k..][..width * k];
+        for c in 0..columns {
+            let row = &weight.data[(column + c) * weight.stride..][..k];
+            row.iter().enumerate().for_each(|(i, &w)| panel[i * width + c] = w);
         }
-        Ok(PackedF32 { panels, n, k })
+    }
+    Box::new(Panels { data, n, k, level })
+}
+
+impl Layer<f32> for Panels {
+    fn bytes(&self) -> usize {
+        self.data.bytes()
     }
 
-    /// The size in memory.
-    pub fn bytes(&self) -> usize {
-        self.panels.bytes()
-    }
-
-    /// The lengths of a row of the result and of a row of the operand.
-    pub fn sizes(&self) -> (usize, usize) {
-        (self.n, self.k)
-    }
-
-    /// Computes `m` rows of the layer on at most `threads` threads.
-    pub fn run(
-        &self,
-        threads: usize,
-        x: Rows<f32>,
-        m: usize,
-        y: RowsMut<f32>,
-        epilogue: &Epilogue<f32>,
-    ) -> Result<(), Mismatch> {
-        self.run_at(lanes::level(), threads, x, m, y, epilogue)
-    }
-
-    fn run_at(
-        &self,
-        level: Level,
-        threads: usize,
-        x: Rows<f32>,
-        m: usize,
-        y: RowsMut<f32>,
-        epilogue: &Epilogue<f32>,
-    ) -> Result<(), Mismatch> {
-        x.check("operand", m, self.k)?;
-        y.check(m, self.n)?;
-        epilogue.check(m, self.n)?;
-        if m == 0 || self.n == 0 {
-            return Ok(());
-        }
+    unsafe fn run(&self, threads: usize, m: usize, x: Rows<f32>, sink: Sink<f32>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
         let grid = Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS);
-        let sink = Sink::new(y, epilogue);
-        let call = Call {
-            packed: self,
-            level,
-            x,
-            sink,
-        };
+        let call = Call { weights: self, x, sink };
         Pool::global().run(threads, grid.parts(), &|part| {
             let (rows, columns) = grid.part(part);
-            // SAFETY: the operands were checked above, and parts do not overlap.
+            // SAFETY: the caller vouches for the operands, and parts do not overlap.
             unsafe { call.part(rows, columns) }
         });
-        Ok(())
     }
 }
 
 struct Call<'a> {
-    packed: &'a PackedF32,
-    level: Level,
+    weights: &'a Panels,
     x: Rows<'a, f32>,
     sink: Sink<'a, f32>,
 }
@@ -147,12 +110,15 @@ impl Call<'_> {
     /// # Safety
     /// The rows and columns lie in the result, and no other thread uses their elements now.
     unsafe fn part(&self, rows: Range<usize>, columns: Range<usize>) {
-        let (k, e) = (self.packed.k, self.sink.epilogue);
+        let (k, e) = (self.weights.k, self.sink.epilogue);
         let rest = !matches!(e.activation, Activation::None | Activation::Relu) || e.residual.is_some();
         let finish = |from: usize, to: usize| {
             if rest {
                 // SAFETY: this part's own elements.
-                unsafe { self.sink.finish(self.level, rows.start, rows.len(), from, to - from) };
+                unsafe {
+                    self.sink
+                        .finish(self.weights.level, rows.start, rows.len(), from, to - from)
+                };
             }
         };
         // With one pass over the weights in order, memory is read at its full speed.
@@ -186,12 +152,12 @@ impl Call<'_> {
     /// # Safety
     /// As for [`Call::part`].
     unsafe fn panel(&self, rows: &Range<usize>, column: usize, term: usize, terms: usize, next: usize) {
-        let PackedF32 { ref panels, n, k } = *self.packed;
+        let Panels { ref data, n, k, level } = *self.weights;
         let e = self.sink.epilogue;
         let columns = PANEL.min(n - column);
         let width = columns.next_multiple_of(LANES);
         let last = term + terms == k;
-        let w = &panels[column * k + term * width..];
+        let w = &data[column * k + term * width..];
         let bias = e
             .bias
             .filter(|_| last)
@@ -217,11 +183,11 @@ impl Call<'_> {
                 soon: w.as_ptr().wrapping_add(next + i * lines * terms * LANES),
                 lines: if blocks > 1 && i * lines < VECTORS { lines } else { 0 },
             };
-            match self.level {
+            match level {
                 // SAFETY: the level was detected; the operands were checked against the sizes.
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx512 => unsafe { avx512::multiply(&block) },
-                _ => lanes::dispatch_at(self.level, portable::Multiply(&block)),
+                _ => lanes::dispatch_at(level, portable::Multiply(&block)),
             }
             row += height;
         }

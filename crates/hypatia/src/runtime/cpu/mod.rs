@@ -3,6 +3,7 @@
 pub mod aligned;
 pub mod gemm_bf16;
 pub mod gemm_f32;
+pub mod gemv;
 pub mod lanes;
 pub mod linear;
 pub mod math;

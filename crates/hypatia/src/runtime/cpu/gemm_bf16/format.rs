@@ -13,6 +13,53 @@ pub const SIDE: usize = 16;
 /// Elements in a tile.
 pub const TILE: usize = STEP * SIDE;
 
+/// Zero, and magnitudes from `least` on, as bits of fp32; `count` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Magnitudes {
+    least: u32,
+    count: u32,
+}
+
+impl Magnitudes {
+    /// All numbers, Inf and NaN too.
+    const ALL: Magnitudes = Magnitudes {
+        least: 0,
+        count: u32::MAX,
+    };
+
+    /// Those for which split sums are as good as sums in fp32.
+    ///
+    /// Tiles take subnormal pieces and subnormal sums for zero. From 2^-102 on all pieces are normal. A product of at
+    /// least 2^-96 loses at most six times 2^-126, an eighth of a rounding. Below the other end no sum of `k` products
+    /// overflows, and no piece is rounded up to infinity.
+    fn beside(weights: &mut dyn Iterator<Item = f32>, k: usize) -> Option<Magnitudes> {
+        let (mut least, mut most) = (f32::INFINITY, 0f32);
+        for w in weights {
+            // NaN compares false, and would be overlooked.
+            if !w.is_finite() {
+                return None;
+            }
+            if w != 0.0 {
+                least = least.min(w.abs());
+                most = most.max(w.abs());
+            }
+        }
+        let power = |exponent: i32| f64::from(exponent).exp2();
+        let exact = power(-102);
+        let from = (power(-96) / f64::from(least)).max(exact);
+        let to = (power(125) / (f64::from(most) * k.max(1) as f64)).min(power(125));
+        // Weights that leave less than this to activations are better served in fp32.
+        let usual = f64::from(least) >= exact && from <= power(-40) && to >= power(40);
+        usual.then(|| {
+            let least = (from as f32).to_bits();
+            Magnitudes {
+                least,
+                count: (to as f32).to_bits() - least,
+            }
+        })
+    }
+}
+
 /// A number format over tiles.
 pub trait Format: Send + Sync + 'static {
     /// What activations, weights and results are.
@@ -32,19 +79,30 @@ pub trait Format: Send + Sync + 'static {
     /// Rows of a part, at least, if there are as many.
     const ROWS: usize;
 
-    /// Where a term of a step stands in a row of a tile.
-    fn place(term: usize) -> usize;
+    /// Terms of a step that stand next to each other: the first of pair 0, and how far apart those of a pair are.
+    const PAIR: (usize, usize);
 
     /// The pieces, largest first; those past `PIECES` are not used.
     fn split(value: Self::Value) -> [u16; 3];
 
+    /// Activations that tiles multiply with these weights as well as fp32 does; None if they do for hardly any.
+    fn range(weights: &mut dyn Iterator<Item = Self::Value>, k: usize) -> Option<Magnitudes>;
+
     /// Writes a step of a row: at most 32 terms, the rest zero, each piece `apart` elements from the last.
-    /// Answers false if a term is not finite and the pieces cannot stand for it.
+    /// Answers false if a term is out of range.
     ///
     /// # Safety
     /// The machine has AVX-512 F and BW; `from` has `terms` elements, and 32 fit at `to` and at every piece.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn write(from: *const Self::Value, terms: usize, to: *mut u16, apart: usize) -> bool;
+    unsafe fn write(from: *const Self::Value, terms: usize, to: *mut u16, apart: usize, range: Magnitudes) -> bool;
+
+    /// Where a term of a step stands in a row of a tile.
+    fn place(term: usize) -> usize {
+        match Self::PAIR.1 {
+            1 => term,
+            apart => term % apart * 2 + term / apart,
+        }
+    }
 }
 
 /// bf16 itself.
@@ -63,19 +121,21 @@ impl Format for Whole {
     const DEPTH: usize = 64;
     const GROUP: usize = 128;
     const ROWS: usize = 128;
-
-    fn place(term: usize) -> usize {
-        term
-    }
+    const PAIR: (usize, usize) = (2, 1);
 
     fn split(value: bf16) -> [u16; 3] {
         [value.to_bits(), 0, 0]
     }
 
+    /// What tiles do to the smallest numbers of bf16, they do in torch too.
+    fn range(_: &mut dyn Iterator<Item = bf16>, _: usize) -> Option<Magnitudes> {
+        Some(Magnitudes::ALL)
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn write(from: *const bf16, terms: usize, to: *mut u16, _: usize) -> bool {
+    unsafe fn write(from: *const bf16, terms: usize, to: *mut u16, _: usize, _: Magnitudes) -> bool {
         use std::arch::x86_64::*;
         // SAFETY: the caller's obligation; masked lanes are not read.
         unsafe {
@@ -99,21 +159,23 @@ macro_rules! pieces {
             const GROUP: usize = 512;
             const ROWS: usize = 256;
 
-            /// Terms 16 apart form a pair, so that two vectors are merged without a shuffle.
-            fn place(term: usize) -> usize {
-                term % SIDE * 2 + term / SIDE
-            }
+            /// Two vectors are merged without a shuffle.
+            const PAIR: (usize, usize) = (1, SIDE);
 
             fn split(value: f32) -> [u16; 3] {
                 split(value)
             }
 
+            fn range(weights: &mut dyn Iterator<Item = f32>, k: usize) -> Option<Magnitudes> {
+                Magnitudes::beside(weights, k)
+            }
+
             #[cfg(target_arch = "x86_64")]
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
-            unsafe fn write(from: *const f32, terms: usize, to: *mut u16, apart: usize) -> bool {
+            unsafe fn write(from: *const f32, terms: usize, to: *mut u16, apart: usize, range: Magnitudes) -> bool {
                 // SAFETY: handed on.
-                unsafe { write_pieces::<$pieces>(from, terms, to, apart) }
+                unsafe { write_pieces::<$pieces>(from, terms, to, apart, range) }
             }
         }
     };
@@ -122,16 +184,12 @@ pieces!(Three, 2, [(1, 0), (0, 0), (0, 1)]);
 pieces!(Six, 3, [(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)]);
 
 const HIGH: u32 = 0xffff_0000;
-const EXPONENT: u32 = 0x7f80_0000;
 
-/// Each piece is what is left, rounded to bf16; near the largest numbers it is cut off instead, since rounding would
-/// overflow.
+/// Each piece is what is left, rounded to bf16. The last rest is zero, for numbers whose pieces are normal.
 fn split(value: f32) -> [u16; 3] {
     let mut rest = value;
     std::array::from_fn(|_| {
-        let bits = rest.to_bits();
-        let up = bits.wrapping_add(0x8000);
-        let piece = if up & EXPONENT == EXPONENT { bits } else { up } & HIGH;
+        let piece = rest.to_bits().wrapping_add(0x8000) & HIGH;
         rest -= f32::from_bits(piece);
         (piece >> 16) as u16
     })
@@ -144,36 +202,45 @@ fn split(value: f32) -> [u16; 3] {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_pieces<const PIECES: usize>(from: *const f32, terms: usize, to: *mut u16, apart: usize) -> bool {
+unsafe fn write_pieces<const PIECES: usize>(
+    from: *const f32,
+    terms: usize,
+    to: *mut u16,
+    apart: usize,
+    range: Magnitudes,
+) -> bool {
     use std::arch::x86_64::*;
     let half = _mm512_set1_epi32(0x8000);
     let high = _mm512_set1_epi32(HIGH as i32);
-    let exponent = _mm512_set1_epi32(EXPONENT as i32);
+    let magnitude = _mm512_set1_epi32(i32::MAX);
+    let (least, count) = (
+        _mm512_set1_epi32(range.least as i32),
+        _mm512_set1_epi32(range.count as i32),
+    );
     let mask = |terms: usize| -> __mmask16 { if terms >= SIDE { u16::MAX } else { (1 << terms) - 1 } };
     // SAFETY: the caller's obligation; masked lanes are not read.
     let mut rest = unsafe {
-        [
-            _mm512_maskz_loadu_ps(mask(terms), from),
-            _mm512_maskz_loadu_ps(mask(terms.saturating_sub(SIDE)), from.wrapping_add(SIDE)),
-        ]
+        match terms {
+            STEP.. => [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(SIDE))],
+            _ => [
+                _mm512_maskz_loadu_ps(mask(terms), from),
+                _mm512_maskz_loadu_ps(mask(terms.saturating_sub(SIDE)), from.wrapping_add(SIDE)),
+            ],
+        }
     };
     let mut special = 0;
     for value in rest {
-        special |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(value), exponent), exponent);
+        let bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
+        let some = _mm512_test_epi32_mask(bits, bits);
+        special |= _mm512_mask_cmpge_epu32_mask(some, _mm512_sub_epi32(bits, least), count);
     }
     for piece in 0..PIECES {
-        let mut kept = [half; 2];
-        for (kept, value) in kept.iter_mut().zip(rest) {
-            let bits = _mm512_castps_si512(value);
-            let up = _mm512_add_epi32(bits, half);
-            let over = _mm512_cmpeq_epi32_mask(_mm512_and_si512(up, exponent), exponent);
-            *kept = _mm512_mask_mov_epi32(up, over, bits);
-        }
-        let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(kept[0]), kept[1]);
+        let up = rest.map(|value| _mm512_add_epi32(_mm512_castps_si512(value), half));
+        let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(up[0]), up[1]);
         // SAFETY: the caller's obligation.
         unsafe { _mm512_storeu_si512(to.add(piece * apart).cast(), both) };
-        for (value, kept) in rest.iter_mut().zip(kept) {
-            *value = _mm512_sub_ps(*value, _mm512_castsi512_ps(_mm512_and_si512(kept, high)));
+        for (value, up) in rest.iter_mut().zip(up) {
+            *value = _mm512_sub_ps(*value, _mm512_castsi512_ps(_mm512_and_si512(up, high)));
         }
     }
     special == 0

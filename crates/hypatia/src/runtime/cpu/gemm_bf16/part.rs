@@ -6,8 +6,8 @@ use super::tiles;
 use super::{GROUP, Tiles, wide};
 use crate::runtime::cpu::aligned::with_scratch;
 use crate::runtime::cpu::lanes::{self, Level};
-use crate::runtime::cpu::linear::{Element, Rows, Sink, StoreBlock};
-use half::bf16;
+use crate::runtime::cpu::linear::{Rows, Sink, StoreBlock};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A call of a layer.
@@ -41,7 +41,8 @@ impl<F: Format> Call<'_, F> {
             for column in columns.clone().step_by(GROUP) {
                 let columns = GROUP.min(columns.end - column);
                 for row in (0..rows.len()).step_by(wide::ROWS) {
-                    let block = wide::Multiply {
+                    let block = wide::Multiply::<F> {
+                        format: PhantomData,
                         x: &x[row * terms..],
                         w: &weights.data[column / SIDE * weights.panel()..],
                         sums: &mut sums[row * GROUP..],
@@ -87,9 +88,7 @@ impl<F: Format> Call<'_, F> {
                     let group = column..(column + width).min(columns.end);
                     // SAFETY: tiles are configured below; as above.
                     unsafe { self.group(rows.len(), &group, columns.end, x.as_ptr().cast(), sums, width) };
-                    for &row in &odd {
-                        self.mend(row, &group, &mut sums[(row - rows.start) * width..]);
-                    }
+                    self.mend(&odd, rows.start, &group, sums, width);
                     let block = StoreBlock {
                         row: rows.start,
                         rows: rows.len(),
@@ -201,7 +200,7 @@ impl<F: Format> Call<'_, F> {
                 let whole = unsafe {
                     let from = from.as_ptr().add(r * self.x.stride + step * STEP);
                     let to = x.add(block + step * F::PIECES * 2 * TILE + at / SIDE % 2 * TILE + r * STEP);
-                    F::write(from, terms, to, 2 * TILE)
+                    F::write(from, terms, to, 2 * TILE, self.weights.range)
                 };
                 special |= u16::from(!whole) << r;
             }
@@ -209,19 +208,36 @@ impl<F: Format> Call<'_, F> {
         special
     }
 
-    /// Sums of a row with infinities or NaN, term by term: an infinite piece times a zero piece would be NaN.
-    #[cold]
-    fn mend(&self, row: usize, group: &Range<usize>, sums: &mut [f32]) {
-        let panel = self.weights.panel();
-        for (sum, column) in sums.iter_mut().zip(group.clone()) {
-            let tiles = &self.weights.data[column / SIDE * panel..];
-            *sum = 0.0;
-            for (term, value) in self.row(row).iter().enumerate() {
-                let place = F::place(term % STEP);
-                let within = place / 2 * (2 * SIDE) + column % SIDE * 2 + place % 2;
-                let piece = |i| bf16::from_bits(tiles[(term / STEP * F::PIECES + i) * TILE + within]).widen();
-                *sum += value.widen() * (0..F::PIECES).rev().map(piece).sum::<f32>();
-            }
+    /// Sums of rows with values that pieces cannot stand for, in fp32.
+    fn mend(&self, odd: &[usize], first: usize, group: &Range<usize>, sums: &mut [f32], width: usize) {
+        let weights = self.weights;
+        let terms = weights.steps() * STEP;
+        for rows in odd.chunks(wide::ROWS) {
+            with_scratch(rows.len() * (terms + GROUP), |scratch| {
+                let (x, few) = scratch.split_at_mut(rows.len() * terms);
+                for (&row, to) in rows.iter().zip(x.chunks_mut(terms.max(1))) {
+                    lanes::dispatch(wide::Widen {
+                        from: self.row(row),
+                        to,
+                    });
+                }
+                for column in group.clone().step_by(GROUP) {
+                    let columns = GROUP.min(group.end - column);
+                    lanes::dispatch(wide::Multiply::<F> {
+                        format: PhantomData,
+                        x,
+                        w: &weights.data[column / SIDE * weights.panel()..],
+                        sums: few,
+                        rows: rows.len(),
+                        panels: columns.div_ceil(SIDE),
+                        steps: weights.steps(),
+                    });
+                    for (row, few) in rows.iter().zip(few.chunks(GROUP)) {
+                        let at = (row - first) * width + column - group.start;
+                        sums[at..at + columns].copy_from_slice(&few[..columns]);
+                    }
+                }
+            });
         }
     }
 }

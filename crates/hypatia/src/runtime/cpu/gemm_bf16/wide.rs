@@ -1,8 +1,9 @@
 //! Tiles multiplied in fp32, each weight widened as it is read.
 
-use super::format::{SIDE, STEP, TILE};
+use super::format::{Format, SIDE, STEP, TILE};
 use super::{Element, GROUP};
-use crate::runtime::cpu::lanes::Kernel;
+use crate::runtime::cpu::lanes::{Kernel, bf16_to_f32};
+use std::marker::PhantomData;
 
 /// Rows that a kernel takes at once. With four the compiler runs out of registers.
 pub const ROWS: usize = 3;
@@ -28,7 +29,8 @@ impl<T: Element> Kernel for Widen<'_, T> {
 }
 
 /// Sums of a few rows for a group of columns.
-pub struct Multiply<'a> {
+pub struct Multiply<'a, F> {
+    pub format: PhantomData<F>,
     /// Rows of `steps` steps.
     pub x: &'a [f32],
     /// Panels of as many.
@@ -40,11 +42,14 @@ pub struct Multiply<'a> {
     pub steps: usize,
 }
 
-impl Kernel for Multiply<'_> {
+impl<F: Format> Kernel for Multiply<'_, F> {
     type Output = ();
     #[inline(always)]
     fn run<const FMA: bool>(mut self) {
-        assert!(self.x.len() >= self.rows * self.steps * STEP && self.w.len() >= self.panels * self.steps * TILE);
+        assert!(
+            self.x.len() >= self.rows * self.steps * STEP
+                && self.w.len() >= self.panels * self.steps * F::PIECES * TILE
+        );
         match self.rows {
             1 => self.by_panels::<1, 2, FMA>(),
             2 => self.by_panels::<2, 2, FMA>(),
@@ -53,7 +58,7 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-impl Multiply<'_> {
+impl<F: Format> Multiply<'_, F> {
     #[inline(always)]
     fn by_panels<const R: usize, const CHAINS: usize, const FMA: bool>(&mut self) {
         match self.panels {
@@ -69,26 +74,29 @@ impl Multiply<'_> {
     fn block<const R: usize, const P: usize, const CHAINS: usize, const FMA: bool>(&mut self) {
         let terms = self.steps * STEP;
         let mut sums = [[[[0f32; SIDE]; CHAINS]; P]; R];
-        for pair in 0..self.steps * PAIRS {
+        for (step, pair) in (0..self.steps).flat_map(|step| (0..PAIRS).map(move |pair| (step, pair))) {
             for p in 0..P {
-                // SAFETY: `run` has checked that there are as many rows, panels and steps.
-                let weights = unsafe {
-                    &*self
-                        .w
-                        .as_ptr()
-                        .add(p * self.steps * TILE + pair * 2 * SIDE)
-                        .cast::<[u32; SIDE]>()
-                };
                 let (mut even, mut odd) = ([0f32; SIDE], [0f32; SIDE]);
-                for lane in 0..SIDE {
-                    even[lane] = f32::from_bits(weights[lane] << 16);
-                    odd[lane] = f32::from_bits(weights[lane] & !0xffff);
+                // From the smallest piece on: their sum is exact.
+                for piece in (0..F::PIECES).rev() {
+                    let tile = ((p * self.steps + step) * F::PIECES + piece) * TILE;
+                    // SAFETY: `run` has checked that there are as many rows, panels and steps.
+                    let weights = unsafe { &*self.w.as_ptr().add(tile + pair * 2 * SIDE).cast::<[u32; SIDE]>() };
+                    for lane in 0..SIDE {
+                        let (low, high) = (
+                            bf16_to_f32(weights[lane] as u16),
+                            f32::from_bits(weights[lane] & !0xffff),
+                        );
+                        let first = piece + 1 == F::PIECES;
+                        even[lane] = if first { low } else { even[lane] + low };
+                        odd[lane] = if first { high } else { odd[lane] + high };
+                    }
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: as above.
                     let (a, b) = unsafe {
-                        let x = self.x.as_ptr().add(r * terms + 2 * pair);
-                        (*x, *x.add(1))
+                        let x = self.x.as_ptr().add(r * terms + step * STEP + pair * F::PAIR.0);
+                        (*x, *x.add(F::PAIR.1))
                     };
                     add::<FMA>(&mut sums[p][0], a, &even);
                     add::<FMA>(&mut sums[p][CHAINS - 1], b, &odd);

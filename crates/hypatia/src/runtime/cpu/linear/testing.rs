@@ -1,7 +1,81 @@
-//! Random layers and their results in float64, for the tests of all packed forms.
+//! Random layers and their results in float64, and every way to compute them on this machine.
 
 use super::finish::activate;
-use super::{Activation, Element, Epilogue, Rows, RowsMut};
+use super::packed::Layer;
+use super::{Activation, Element, Epilogue, LinearElement, Rows, RowsMut, Sink};
+use crate::runtime::cpu::lanes::{self, Level};
+use crate::runtime::cpu::{gemm_bf16, gemm_f32, gemv};
+
+type Pack<T> = Box<dyn Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>>>;
+
+/// A way to compute a layer.
+pub struct Form<T> {
+    /// The kind's name, and what multiplies.
+    pub name: String,
+    /// Roundings of fp32 that it may be off by, for [`assert_close`].
+    pub slack: f64,
+    pub pack: Pack<T>,
+}
+
+impl<T> Form<T> {
+    pub fn new(
+        name: impl Into<String>,
+        slack: f64,
+        pack: impl Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>> + 'static,
+    ) -> Form<T> {
+        Form {
+            name: name.into(),
+            slack,
+            pack: Box::new(pack),
+        }
+    }
+}
+
+/// Instruction sets of this machine.
+pub fn levels() -> impl Iterator<Item = Level> {
+    Level::ALL.into_iter().filter(|l| *l <= lanes::level())
+}
+
+fn in_place<T: Element>() -> impl Iterator<Item = Form<T>> {
+    levels().map(|level| {
+        Form::new(format!("rows {level:?}"), 4.0, move |w, n, k| {
+            Some(gemv::pack_for(level, w, n, k))
+        })
+    })
+}
+
+/// Elements with all their forms.
+pub trait Forms: LinearElement {
+    fn forms() -> Vec<Form<Self>>;
+}
+
+impl Forms for f32 {
+    fn forms() -> Vec<Form<f32>> {
+        let panels = levels().map(|level| {
+            Form::new(format!("f32 {level:?}"), 4.0, move |w, n, k| {
+                Some(gemm_f32::pack_for(level, w, n, k))
+            })
+        });
+        panels.chain(gemm_bf16::split_forms()).chain(in_place()).collect()
+    }
+}
+
+impl Forms for half::bf16 {
+    fn forms() -> Vec<Form<half::bf16>> {
+        gemm_bf16::forms().into_iter().chain(in_place()).collect()
+    }
+}
+
+/// Computes a case.
+pub fn run<T: Element>(form: &Form<T>, case: &Case<T>, threads: usize, e: &Epilogue<T>) -> Vec<T> {
+    let layer = (form.pack)(case.w(), case.n, case.k).expect("weights of any kind");
+    case.run(|y| {
+        if case.m > 0 && case.n > 0 {
+            // SAFETY: a case is as long as its sizes say, and lives until the end.
+            unsafe { layer.run(threads, case.m, case.x(), Sink::new(y, e)) };
+        }
+    })
+}
 
 /// A layer with gaps between its rows.
 pub struct Case<T> {
@@ -98,7 +172,7 @@ impl<T: Element> Case<T> {
                     let w = self.w[j * (self.k + self.gap) + t].widen();
                     exact += f64::from(x) * f64::from(w);
                     plain += x * w;
-                    size += f64::from((x * w).abs());
+                    size += (f64::from(x) * f64::from(w)).abs();
                 }
                 if let Some(bias) = e.bias {
                     exact += f64::from(bias[j].widen());
@@ -113,7 +187,7 @@ impl<T: Element> Case<T> {
                     exact += f64::from(r);
                     plain += r;
                 }
-                all.push((exact, plain, size + 1.0));
+                all.push((exact, plain, size));
             }
         }
         all
@@ -146,7 +220,7 @@ pub const ACTIVATIONS: [Activation; 7] = [
 
 /// Fails unless the result is as close to float64 as a plain fp32 loop is, up to a rounding of the element type and
 /// `slack` roundings of fp32.
-pub fn assert_close<T: Element>(result: &[T], expected: &[(f64, f32, f64)], slack: f64) {
+pub fn assert_close<T: Element>(name: &str, result: &[T], expected: &[(f64, f32, f64)], slack: f64) {
     assert_eq!(result.len(), expected.len());
     let plain = expected
         .iter()
@@ -155,10 +229,10 @@ pub fn assert_close<T: Element>(result: &[T], expected: &[(f64, f32, f64)], slac
     let store = if size_of::<T>() == 2 { 1.0 / 256.0 } else { 0.0 };
     for (i, (y, (exact, _, size))) in result.iter().zip(expected).enumerate() {
         let error = (f64::from(y.widen()) - exact).abs();
-        let allowed = 2.0 * plain + slack * f64::from(f32::EPSILON) * size + store * exact.abs();
+        let allowed = 2.0 * plain + slack * f64::from(f32::EPSILON) * (size + 1.0) + store * exact.abs();
         assert!(
             error <= allowed,
-            "element {i}: {} for {exact}, allowed {allowed:e}",
+            "{name}: element {i}: {} for {exact}, allowed {allowed:e}",
             y.widen()
         );
     }

@@ -1,0 +1,105 @@
+//! How a result is cut into parts for threads.
+
+/// How many of `threads` to use for `m`×`n` sums of `k` terms: one, unless multiplications or weights exceed `alone`.
+pub fn share(threads: usize, (m, n, k): (usize, usize, usize), alone: (usize, usize)) -> usize {
+    let weights = n.saturating_mul(k);
+    match weights.saturating_mul(m) <= alone.0 && weights <= alone.1 {
+        true => 1,
+        false => threads.max(1),
+    }
+}
+
+/// Rectangles of a result that threads claim one at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Grid {
+    m: usize,
+    n: usize,
+    rows: usize,
+    columns: usize,
+    across: usize,
+    down: usize,
+}
+
+/// What it costs to fetch an element of an operand, in multiplications that could be made meanwhile.
+const FETCH: usize = 32;
+
+impl Grid {
+    /// Cuts `m`×`n` into parts of at most `max_rows` rows; cuts fall on multiples of `units`.
+    pub fn new(threads: usize, (m, n): (usize, usize), units: (usize, usize), max_rows: usize) -> Grid {
+        let (row_units, column_units) = (m.div_ceil(units.0).max(1), n.div_ceil(units.1).max(1));
+        let least = m.div_ceil(max_rows.max(units.0)).max(1);
+        let mut best: Option<(usize, Grid)> = None;
+        for down in (least..least + threads.min(16)).take_while(|&d| d <= row_units) {
+            for rounds in 1..4 {
+                let rows = row_units.div_ceil(down) * units.0;
+                let wanted = (threads * rounds).div_ceil(down).min(column_units);
+                let columns = column_units.div_ceil(wanted) * units.1;
+                let (down, across) = (m.div_ceil(rows).max(1), n.div_ceil(columns).max(1));
+                let part = rows.min(m) * columns.min(n) + FETCH * (rows.min(m) + columns.min(n));
+                let cost = (down * across).div_ceil(threads) * part;
+                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                    best = Some((
+                        cost,
+                        Grid {
+                            m,
+                            n,
+                            rows,
+                            columns,
+                            across,
+                            down,
+                        },
+                    ));
+                }
+            }
+        }
+        best.map_or(
+            Grid {
+                m,
+                n,
+                rows: m.max(1),
+                columns: n.max(1),
+                across: 1,
+                down: 1,
+            },
+            |(_, grid)| grid,
+        )
+    }
+
+    pub fn parts(&self) -> usize {
+        self.across * self.down
+    }
+
+    /// The rows and the columns of a part.
+    pub fn part(&self, part: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (row, column) = (part / self.across * self.rows, part % self.across * self.columns);
+        (
+            row..(row + self.rows).min(self.m),
+            column..(column + self.columns).min(self.n),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_cover_every_element_once(
+            m in 0usize..300, n in 0usize..300, threads in 1usize..9, mu in 1usize..40, nu in 1usize..40, most in 1usize..300
+        ) {
+            let grid = Grid::new(threads, (m, n), (mu, nu), most);
+            let mut seen = vec![0u8; m * n];
+            for part in 0..grid.parts() {
+                let (rows, columns) = grid.part(part);
+                prop_assert!(rows.start % mu == 0 && columns.start % nu == 0);
+                prop_assert!(rows.len() <= most.max(mu).next_multiple_of(mu));
+                for r in rows {
+                    columns.clone().for_each(|c| seen[r * n + c] += 1);
+                }
+            }
+            prop_assert!(seen.iter().all(|&s| s == 1));
+        }
+    }
+}
