@@ -71,21 +71,15 @@ struct Tiles<F: Format> {
 impl<F: Format> Tiles<F> {
     /// None if the pieces cannot stand for some of the weights.
     fn pack(engine: Engine, weight: Rows<F::Value>, n: usize, k: usize) -> Option<Tiles<F>> {
-        let rows = || (0..n).map(|row| &weight.data[row * weight.stride..][..k]);
-        let range = F::range(&mut rows().flatten().copied(), k)?;
+        let rows: Vec<_> = (0..n).map(|row| &weight.data[row * weight.stride..][..k]).collect();
+        let range = F::range(&rows)?;
         let steps = k.div_ceil(STEP);
         // A panel more than there are, if their number is odd: kernels take two at once.
         let panels = n.div_ceil(SIDE).next_multiple_of(2);
         let mut data = Aligned::<u16>::zeroed(panels * steps * F::PIECES * TILE);
-        for (column, row) in rows().enumerate() {
-            let panel = &mut data[column / SIDE * steps * F::PIECES * TILE..];
-            for (term, &value) in row.iter().enumerate() {
-                let place = F::place(term % STEP);
-                let within = place / 2 * (2 * SIDE) + column % SIDE * 2 + place % 2;
-                for (piece, bits) in F::split(value).into_iter().take(F::PIECES).enumerate() {
-                    panel[(term / STEP * F::PIECES + piece) * TILE + within] = bits;
-                }
-            }
+        let panel = (steps * F::PIECES * TILE).max(1);
+        for (rows, to) in rows.chunks(SIDE).zip(data.chunks_mut(panel)) {
+            lanes::dispatch(format::PackPanel::<F> { rows, to });
         }
         Some(Tiles {
             data,

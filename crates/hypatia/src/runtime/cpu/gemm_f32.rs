@@ -70,9 +70,13 @@ pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> B
         let columns = PANEL.min(n - column);
         let width = columns.next_multiple_of(LANES);
         let panel = &mut data[column * k..][..width * k];
-        for c in 0..columns {
-            let row = &weight.data[(column + c) * weight.stride..][..k];
-            row.iter().enumerate().for_each(|(i, &w)| panel[i * width + c] = w);
+        // A few terms of all columns at a time, so that the lines written stay in cache until they are full.
+        for (block, panel) in panel.chunks_mut(LANES * width).enumerate() {
+            for c in 0..columns {
+                let row = &weight.data[(column + c) * weight.stride..][..k];
+                let terms = row.iter().skip(block * LANES).zip(panel.chunks_mut(width));
+                terms.for_each(|(&w, to)| to[c] = w);
+            }
         }
     }
     Box::new(Panels { data, n, k, level })

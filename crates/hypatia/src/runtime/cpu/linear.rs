@@ -3,6 +3,7 @@
 //! [`Packed`] holds the weights in the order in which a kernel reads them; [`KINDS`] lists the kernels. What they share
 //! is here: rows in memory, what follows a product, and how a product is cut into parts.
 
+mod choice;
 mod compat;
 mod finish;
 mod grid;
@@ -16,6 +17,7 @@ mod tests;
 use half::bf16;
 
 use super::lanes::{bf16_to_f32, f32_to_bf16};
+pub use choice::{Problem, rank};
 pub use compat::{PackedBf16, PackedF32};
 pub(super) use finish::{Block as StoreBlock, Sink};
 pub(super) use grid::{Grid, share};

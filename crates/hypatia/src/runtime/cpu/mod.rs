@@ -6,6 +6,7 @@ pub mod gemm_f32;
 pub mod gemv;
 pub mod lanes;
 pub mod linear;
+pub mod machine;
 pub mod math;
 pub mod region;
 pub mod rowwise;

@@ -3,6 +3,7 @@
 //! A step is 32 terms. A tile of weights holds a step for 16 columns in rows of pairs of terms, a tile of activations
 //! a step for 16 rows.
 
+use super::super::lanes::{self, Kernel};
 use super::super::linear::Element;
 use half::bf16;
 
@@ -32,24 +33,19 @@ impl Magnitudes {
     /// Tiles take subnormal pieces and subnormal sums for zero. From 2^-102 on all pieces are normal. A product of at
     /// least 2^-96 loses at most six times 2^-126, an eighth of a rounding. Below the other end no sum of `k` products
     /// overflows, and no piece is rounded up to infinity.
-    fn beside(weights: &mut dyn Iterator<Item = f32>, k: usize) -> Option<Magnitudes> {
-        let (mut least, mut most) = (f32::INFINITY, 0f32);
-        for w in weights {
-            // NaN compares false, and would be overlooked.
-            if !w.is_finite() {
-                return None;
-            }
-            if w != 0.0 {
-                least = least.min(w.abs());
-                most = most.max(w.abs());
-            }
-        }
+    fn beside(weights: &[&[f32]]) -> Option<Magnitudes> {
+        let k = weights.first().map_or(0, |row| row.len());
+        let (least, most) = lanes::dispatch(Extremes(weights));
+        let (least, most) = match most {
+            0 => (f64::INFINITY, 0.0),
+            _ => (f64::from(f32::from_bits(least)), f64::from(f32::from_bits(most))),
+        };
         let power = |exponent: i32| f64::from(exponent).exp2();
         let exact = power(-102);
-        let from = (power(-96) / f64::from(least)).max(exact);
-        let to = (power(125) / (f64::from(most) * k.max(1) as f64)).min(power(125));
+        let from = (power(-96) / least).max(exact);
+        let to = (power(125) / (most * k.max(1) as f64)).min(power(125));
         // Weights that leave less than this to activations are better served in fp32.
-        let usual = f64::from(least) >= exact && from <= power(-40) && to >= power(40);
+        let usual = most.is_finite() && least >= exact && from <= power(-40) && to >= power(40);
         usual.then(|| {
             let least = (from as f32).to_bits();
             Magnitudes {
@@ -57,6 +53,27 @@ impl Magnitudes {
                 count: (to as f32).to_bits() - least,
             }
         })
+    }
+}
+
+/// The bits of the smallest magnitude that is not zero, and of the largest. NaN is larger than infinity.
+struct Extremes<'a>(&'a [&'a [f32]]);
+
+impl Kernel for Extremes<'_> {
+    type Output = (u32, u32);
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) -> (u32, u32) {
+        let (mut least, mut most) = (u32::MAX, 0);
+        for row in self.0 {
+            for w in *row {
+                let bits = w.to_bits() & (u32::MAX >> 1);
+                // Zero becomes the largest.
+                least = least.min(bits.wrapping_sub(1));
+                most = most.max(bits);
+            }
+        }
+        (least.wrapping_add(1), most)
     }
 }
 
@@ -82,11 +99,11 @@ pub trait Format: Send + Sync + 'static {
     /// Terms of a step that stand next to each other: the first of pair 0, and how far apart those of a pair are.
     const PAIR: (usize, usize);
 
-    /// The pieces, largest first; those past `PIECES` are not used.
-    fn split(value: Self::Value) -> [u16; 3];
+    /// The pieces of some numbers, largest first; those past `PIECES` are not used.
+    fn split(values: [Self::Value; SIDE]) -> [[u16; SIDE]; 3];
 
     /// Activations that tiles multiply with these weights as well as fp32 does; None if they do for hardly any.
-    fn range(weights: &mut dyn Iterator<Item = Self::Value>, k: usize) -> Option<Magnitudes>;
+    fn range(weights: &[&[Self::Value]]) -> Option<Magnitudes>;
 
     /// Writes a step of a row: at most 32 terms, the rest zero, each piece `apart` elements from the last.
     /// Answers false if a term is out of range.
@@ -95,12 +112,38 @@ pub trait Format: Send + Sync + 'static {
     /// The machine has AVX-512 F and BW; `from` has `terms` elements, and 32 fit at `to` and at every piece.
     #[cfg(target_arch = "x86_64")]
     unsafe fn write(from: *const Self::Value, terms: usize, to: *mut u16, apart: usize, range: Magnitudes) -> bool;
+}
 
-    /// Where a term of a step stands in a row of a tile.
-    fn place(term: usize) -> usize {
-        match Self::PAIR.1 {
-            1 => term,
-            apart => term % apart * 2 + term / apart,
+/// Packs a panel: up to 16 rows of weights, which become columns of tiles.
+pub struct PackPanel<'a, F: Format> {
+    pub rows: &'a [&'a [F::Value]],
+    /// Zeroed.
+    pub to: &'a mut [u16],
+}
+
+impl<F: Format> Kernel for PackPanel<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let zero = F::Value::narrow(0.0);
+        for (step, tiles) in self.to.chunks_mut(F::PIECES * TILE).enumerate() {
+            for pair in 0..SIDE {
+                let term = step * STEP + pair * F::PAIR.0;
+                let (mut low, mut high) = ([zero; SIDE], [zero; SIDE]);
+                for (column, row) in self.rows.iter().enumerate() {
+                    low[column] = row.get(term).copied().unwrap_or(zero);
+                    high[column] = row.get(term + F::PAIR.1).copied().unwrap_or(zero);
+                }
+                let (low, high) = (F::split(low), F::split(high));
+                for piece in 0..F::PIECES {
+                    let to = &mut tiles[piece * TILE + pair * 2 * SIDE..][..2 * SIDE];
+                    for column in 0..SIDE {
+                        to[2 * column] = low[piece][column];
+                        to[2 * column + 1] = high[piece][column];
+                    }
+                }
+            }
         }
     }
 }
@@ -123,12 +166,13 @@ impl Format for Whole {
     const ROWS: usize = 128;
     const PAIR: (usize, usize) = (2, 1);
 
-    fn split(value: bf16) -> [u16; 3] {
-        [value.to_bits(), 0, 0]
+    #[inline(always)]
+    fn split(values: [bf16; SIDE]) -> [[u16; SIDE]; 3] {
+        [values.map(bf16::to_bits), [0; SIDE], [0; SIDE]]
     }
 
     /// What tiles do to the smallest numbers of bf16, they do in torch too.
-    fn range(_: &mut dyn Iterator<Item = bf16>, _: usize) -> Option<Magnitudes> {
+    fn range(_: &[&[bf16]]) -> Option<Magnitudes> {
         Some(Magnitudes::ALL)
     }
 
@@ -162,12 +206,13 @@ macro_rules! pieces {
             /// Two vectors are merged without a shuffle.
             const PAIR: (usize, usize) = (1, SIDE);
 
-            fn split(value: f32) -> [u16; 3] {
-                split(value)
+            #[inline(always)]
+            fn split(values: [f32; SIDE]) -> [[u16; SIDE]; 3] {
+                split(values)
             }
 
-            fn range(weights: &mut dyn Iterator<Item = f32>, k: usize) -> Option<Magnitudes> {
-                Magnitudes::beside(weights, k)
+            fn range(weights: &[&[f32]]) -> Option<Magnitudes> {
+                Magnitudes::beside(weights)
             }
 
             #[cfg(target_arch = "x86_64")]
@@ -186,12 +231,17 @@ pieces!(Six, 3, [(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)]);
 const HIGH: u32 = 0xffff_0000;
 
 /// Each piece is what is left, rounded to bf16. The last rest is zero, for numbers whose pieces are normal.
-fn split(value: f32) -> [u16; 3] {
-    let mut rest = value;
+#[inline(always)]
+fn split(values: [f32; SIDE]) -> [[u16; SIDE]; 3] {
+    let mut rest = values;
     std::array::from_fn(|_| {
-        let piece = rest.to_bits().wrapping_add(0x8000) & HIGH;
-        rest -= f32::from_bits(piece);
-        (piece >> 16) as u16
+        let mut pieces = [0; SIDE];
+        for (piece, rest) in pieces.iter_mut().zip(&mut rest) {
+            let bits = rest.to_bits().wrapping_add(0x8000) & HIGH;
+            *rest -= f32::from_bits(bits);
+            *piece = (bits >> 16) as u16;
+        }
+        pieces
     })
 }
 

@@ -145,7 +145,7 @@ impl Packed {
         Ok(Packed { layer, kind, n, k })
     }
 
-    /// The first of several kinds that can stand for the weights, fastest first.
+    /// The first of several kinds that can stand for the weights, such as [`super::rank`] gives.
     ///
     /// # Safety
     /// As for [`Packed::in_place`].
