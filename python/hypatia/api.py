@@ -78,7 +78,7 @@ def optimized(
 
 
 def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """A model that can be differentiated as a graph of flat inputs and results, and the form of the results."""
+    """A differentiable model as a graph of flat inputs and results, and the form of the results."""
     gm = torch.export.export(model, args, strict=False).module(check_guards=False)
     spec = gm.graph._codegen.pytree_info.out_spec
     gm.graph.set_codegen(fx.graph.CodeGen())

@@ -147,7 +147,7 @@ class CompiledModel:
 
 
 class _Parts:
-    """The modules, parameters and buffers of a model, their modes and hooks: none may be another one later."""
+    """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())

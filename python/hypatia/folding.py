@@ -9,8 +9,18 @@ import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensor
 
+from .layout import storage_of
+
 _KEPT = 2
 """Sets of weights remembered: two models that share a compiled graph do not evict each other."""
+
+
+def folded_bytes(gm: fx.GraphModule) -> int:
+    """Memory that the folded weights of a graph take beyond their sources."""
+    sources = {storage_of(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+    folded = {storage_of(n): n for n in gm.graph.nodes if n.meta.get("folded")}
+    values = [n.meta["val"] for storage, n in folded.items() if storage not in sources]
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v.numel(), int))
 
 
 class FoldedWeights(nn.Module):

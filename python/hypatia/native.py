@@ -5,6 +5,7 @@ What a plan cannot do, or inputs that it was not made for, run on the FX graph i
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import operator
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _native, calls
+from . import _native, cache, calls
 from .capture import Captured, by_schema, resolve, value_of
+from .folding import folded_bytes
 from .kernels import FusedCall
 from .layout import storage_of
 
@@ -44,7 +46,10 @@ GRAPH = "hypatia_native"
 class Planner:
     """Makes the native plans of a graph: one for each set of sizes."""
 
-    def __init__(self, gm: fx.GraphModule, optimization: Any, captured: Captured) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None
+    ) -> None:
+        self.most = most
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -78,8 +83,8 @@ class Planner:
         return self
 
 
-def attach(gm: fx.GraphModule, optimization: Any, captured: Captured) -> str:
-    """Gives a graph its native plan; the reason if it has none."""
+def attach(gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None) -> str:
+    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none."""
     if any(isinstance(m, FusedCall) for m in gm.children()):
         return "no native plan: a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
@@ -89,7 +94,7 @@ def attach(gm: fx.GraphModule, optimization: Any, captured: Captured) -> str:
     if len({storage_of(n) for n in results}) != len(results):
         return "no native plan: results share memory"
     try:
-        planner = Planner(gm, optimization, captured)
+        planner = Planner(gm, optimization, captured, most)
         described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
         return str(e)
@@ -201,12 +206,22 @@ class NativeGraph:
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, self.constants, strict=True)):
                 # The model was converted since it was compiled.
                 return None
-            bound = plan.bind(
-                constants,
-                [*weights, *attributes],
-                self.planner.calls(self._describe(plan)["calls"]),
-                str(calls.LIBTORCH),
-            )
+            _open_tuning(str(cache.folder() / "tuning") if cache.enabled() else None)
+            most = self.planner.most
+            try:
+                bound = plan.bind(
+                    constants,
+                    [*weights, *attributes],
+                    self.planner.calls(self._describe(plan)["calls"]),
+                    str(calls.LIBTORCH),
+                    torch.get_num_threads(),
+                    None if most is None else max(0, most - folded_bytes(self.gm)),
+                    next(reversed(self._bound.values()), None),
+                )
+            except _native.HypatiaError as e:
+                log.info("the native plan is not used: %s", e)
+                self.native = False
+                return None
         if self._weights and not all(map(operator.is_, weights, self._weights)):
             self._bound.clear()
         while len(self._bound) >= KEPT:
@@ -219,7 +234,12 @@ class NativeGraph:
     def bytes(self) -> tuple[int, int]:
         """Bytes of values in between and of packed weights, over all sizes that are kept."""
         both = [b.bytes() for b in self._bound.values()]
-        return max((a for a, _ in both), default=0), sum(p for _, p in both)
+        return max((a for a, _ in both), default=0), max((p for _, p in both), default=0)
+
+    @property
+    def kinds(self) -> list[str]:
+        """How each linear layer is computed."""
+        return next(iter(self._bound.values())).kinds() if self._bound else []
 
     def choose(
         self, args: Sequence[Any], eager: Callable[[], Any] | None = None, seconds: float = 0.05
@@ -249,6 +269,11 @@ class NativeGraph:
         best = {name: min(taken) for name, taken in times.items()}
         self.native = min(best, key=best.__getitem__) == "plan"
         return best
+
+
+@functools.cache
+def _open_tuning(folder: str | None) -> None:
+    _native.tuning_folder(folder)
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:

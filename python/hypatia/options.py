@@ -54,6 +54,11 @@ class Options:
         },
     )
 
+    weight_copies: int | None = dataclasses.field(
+        default=None,
+        metadata={"doc": "bytes that packed, folded and merged copies of weights may take; None: no limit"},
+    )
+
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Options from ``torch.compile``'s arguments; unknown keys and wrong types are errors."""
@@ -94,7 +99,7 @@ class Options:
         unknown = [name for name in self.disabled_rules if name not in known]
         if unknown:
             raise OptionError(f"option 'disabled_rules': there is no rule {unknown[0]!r}; see docs/rules.md")
-        if self.node_limit < 0 or self.ilp_deadline_ms < 0:
+        if self.node_limit < 0 or self.ilp_deadline_ms < 0 or (self.weight_copies or 0) < 0:
             raise OptionError("limits must not be negative")
         return self
 

@@ -14,6 +14,7 @@ from torch._logging import trace_structured
 from . import native, programs
 from .capture import capture
 from .errors import UnsupportedError
+from .folding import folded_bytes
 from .options import Options
 from .rebuild import rebuild
 from .report import GraphReport
@@ -55,8 +56,12 @@ def optimize_graph(
         captured = capture(gm, weights, autograd=autograd)
         optimization = programs.optimized(captured.text, options.native(captured.device))
         optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+        copies = folded_bytes(optimized)
+        if options.weight_copies is not None and copies > options.weight_copies:
+            log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
+            return optimize_graph(gm, options, kind, (), autograd=autograd, without=without)
         if kind == "inference" and captured.device.type == "cpu" and native.KERNEL not in kernels:
-            reason = native.attach(optimized, optimization, captured)
+            reason = native.attach(optimized, optimization, captured, options.weight_copies)
             if reason:
                 log.debug("%s", reason)
     except UnsupportedError as e:
@@ -68,7 +73,7 @@ def optimize_graph(
         # A user's model never fails because of the compiler.
         log.warning("%s graph left as it is after an internal error", kind, exc_info=True)
         return gm, None
-    report = GraphReport(kind, optimization, gm.graph, optimized.graph)
+    report = GraphReport(kind, optimization, gm.graph, optimized.graph, copies)
     if log.isEnabledFor(logging.INFO):
         log.info("%s", report)
     log.debug("optimized graph\n%s", optimized.graph)

@@ -77,15 +77,19 @@ class Check:
 class GraphReport:
     """The report of one compiled graph."""
 
-    def __init__(self, kind: str, optimization: Optimization, before: fx.Graph, after: fx.Graph) -> None:
+    def __init__(
+        self, kind: str, optimization: Optimization, before: fx.Graph, after: fx.Graph, folded: int = 0
+    ) -> None:
         self.kind = kind
         self.before = before
         self.after = after
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
         """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
+        self.folded = folded
+        """Bytes of folded and merged weights."""
         self.memory: tuple[int, int] | None = None
-        """Bytes of the plan's values in between, and of its copies of weights."""
+        """Bytes of the plan's values in between, and of its packed weights."""
         self.optimization = optimization
 
     @functools.cached_property
@@ -177,9 +181,12 @@ class GraphReport:
             each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
             kept = "the plan is kept" if best == "plan" else f"dropped, {names[best]} faster"
             lines.append(f"  native    {each}: {kept}")
-        if self.memory is not None:
-            values, copies = (n / 2**20 for n in self.memory)
-            lines.append(f"  memory    {values:.1f} MiB in between, {copies:.1f} MiB of packed weights")
+        if self.memory is not None or self.folded:
+            values, packed = (n / 2**20 for n in self.memory or (0, 0))
+            lines.append(
+                f"  memory    {values:.1f} MiB in between; copies of weights: {packed:.1f} MiB packed, "
+                f"{self.folded / 2**20:.1f} MiB folded"
+            )
         if self.check is not None:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)

@@ -3,6 +3,7 @@
 mod call;
 mod plan;
 mod tensor;
+mod tuning;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -236,5 +237,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
     m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;
+    m.add_function(wrap_pyfunction!(tuning::tuning_folder, m)?)?;
+    m.add_function(wrap_pyfunction!(tuning::tuning_entries, m)?)?;
     Ok(())
 }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hypatia::lower::plan::{Lowered, TorchCall};
-use hypatia::runtime::plan::{Memory, Plan, Runnable, Value};
+use hypatia::runtime::plan::{Memory, Plan, Runnable, Setting, Value};
 use hypatia::runtime::torch::{Argument, Call, DispatcherCall, Shim};
 use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
@@ -16,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::call::PythonCall;
 use crate::tensor::Exchange;
 use crate::{failed, json};
+
+/// Time for measuring the kernels of one plan.
+const TUNING: Duration = Duration::from_millis(500);
 
 /// A plan that waits for its constants.
 #[pyclass(frozen, module = "hypatia._native")]
@@ -76,8 +80,11 @@ impl NativePlan {
         })
     }
 
-    /// Packs the constants. The plan does not run any more once one of the watched tensors was changed or lies
+    /// Packs the constants. Kernels are chosen by what was measured, now or before; copies of weights take at most
+    /// `most` bytes, and are shared with a plan that is `like` this one. The plan does not run any more once one of the watched tensors was changed or lies
     /// elsewhere. A call is text, for libtorch's dispatcher, or a Python function.
+    #[pyo3(signature = (constants, watched, calls, libtorch, threads, most = None, like = None))]
+    #[allow(clippy::too_many_arguments)]
     fn bind(
         &self,
         py: Python<'_>,
@@ -85,6 +92,9 @@ impl NativePlan {
         watched: &Bound<'_, PyList>,
         calls: &Bound<'_, PyList>,
         libtorch: PathBuf,
+        threads: usize,
+        most: Option<usize>,
+        like: Option<PyRef<'_, BoundPlan>>,
     ) -> PyResult<BoundPlan> {
         let exchange = Exchange::get(py)?;
         if constants.len() != self.plan.constants.len() {
@@ -105,12 +115,21 @@ impl NativePlan {
         let calls = (calls.iter())
             .map(|c| call(&c, exchange, &libtorch))
             .collect::<PyResult<_>>()?;
+        let database = crate::tuning::database();
+        let setting = Setting {
+            threads,
+            database: &database,
+            limit: TUNING,
+            most,
+            like: like.as_ref().map(|p| &p.runnable),
+        };
+        // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
+        let runnable = unsafe { self.plan.clone().bind(&memories, calls, setting) }.map_err(failed)?;
+        database.save();
         let mut kept = vec![];
-        for at in self.plan.kept() {
+        for at in runnable.kept() {
             kept.push(constants.get_item(at)?.unbind());
         }
-        // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
-        let runnable = unsafe { self.plan.clone().bind(&memories, calls) }.map_err(failed)?;
         let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
         Ok(BoundPlan {
@@ -235,6 +254,11 @@ impl BoundPlan {
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
         PyTuple::new(py, objects).map(Some)
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    fn kinds(&self) -> Vec<&'static str> {
+        self.runnable.kinds()
     }
 
     /// Bytes of the values in between, and of packed constants.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use egg::Id;
 use hypatia::eval::{Mode, Val};
@@ -9,7 +10,8 @@ use hypatia::ir::node::Op;
 use hypatia::ir::text::{Weights, parse};
 use hypatia::lower::plan::lower;
 use hypatia::random::Random;
-use hypatia::runtime::plan::Memory;
+use hypatia::runtime::plan::{Memory, Setting};
+use hypatia::runtime::tuning::Database;
 use hypatia::{Error, Options, optimize};
 
 /// Programs that have a plan, with the number of its steps.
@@ -74,8 +76,15 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
     // SAFETY: every vector has its value's size, and all live on.
     unsafe {
         let plan = Arc::new(lowered.plan);
-        let runnable = plan.clone().bind(&pointers(&mut constants), vec![]).unwrap();
-        let kept = plan.kept();
+        let setting = Setting {
+            threads,
+            database: &Database::in_memory(),
+            limit: Duration::from_secs(1),
+            most: None,
+            like: None,
+        };
+        let runnable = plan.bind(&pointers(&mut constants), vec![], setting).unwrap();
+        let kept = runnable.kept();
         let packed = |i: &usize| !kept.contains(i);
         (0..constants.len())
             .filter(packed)

@@ -101,7 +101,7 @@ impl Operand {
     /// The same elements in another shape; none if they would have to be copied.
     pub fn reshaped(&self, shape: &[usize]) -> Option<Operand> {
         let count: usize = self.shape.iter().product();
-        if count != shape.iter().product() {
+        if count != shape.iter().product::<usize>() {
             return None;
         }
         let mut view = Operand {

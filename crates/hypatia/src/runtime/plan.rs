@@ -2,16 +2,19 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use half::bf16;
 
 use super::arena::{Arenas, Life, place};
-use super::cpu::linear::{Epilogue, PackedBf16, PackedF32, Rows, RowsMut};
+use super::cpu::linear::{Epilogue, ErrorClass, Kind, LinearElement, Packed, Rows, RowsMut};
+use super::cpu::linear::{Problem, rank};
 use super::cpu::region::{View, ViewMut};
 use super::operand::dense_strides;
 use super::pool::on_borrowed;
 pub use super::step::{LinearStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId};
 use super::torch::{Call, Strided};
+use super::tuning::Database;
 use crate::error::{Error, Result};
 use crate::ty::DType;
 
@@ -27,23 +30,32 @@ enum Place {
 }
 
 /// Weights in the form that a step likes best.
-enum Bound {
-    Nothing,
-    F32 {
-        packed: PackedF32,
-        bias: Option<Vec<f32>>,
-    },
-    Bf16 {
-        packed: PackedBf16,
-        bias: Option<Vec<bf16>>,
-    },
+struct Weights {
+    packed: Arc<Packed>,
+    bias: Option<Memory>,
+}
+
+/// What binding a plan depends on beside its constants.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// Threads that will be used.
+    pub threads: usize,
+    /// What was measured before.
+    pub database: &'a Database,
+    /// Time for measuring kernels.
+    pub limit: Duration,
+    /// Bytes that copies of weights may take.
+    pub most: Option<usize>,
+    /// The same plan at other sizes: what it packed is used again.
+    pub like: Option<&'a Runnable>,
 }
 
 /// A plan with its constants, ready to run, from any number of threads at once.
 pub struct Runnable {
     plan: Arc<Plan>,
     places: Vec<Place>,
-    bound: Vec<Bound>,
+    /// By step.
+    weights: Vec<Option<Weights>>,
     /// Constants that steps read as they are.
     constants: Vec<Memory>,
     /// What torch computes, by the number in the step.
@@ -68,9 +80,14 @@ impl Plan {
     /// Binds the constants, in the order of `constants`, and the calls into torch; plans memory.
     ///
     /// # Safety
-    /// Each memory holds its constant's bytes, densely. Those that [`Plan::kept`] names are read at every call
+    /// Each memory holds its constant's bytes, densely. Those that [`Runnable::kept`] names are read at every call
     /// and must outlive the result; the others are packed here.
-    pub unsafe fn bind(self: Arc<Plan>, constants: &[Memory], calls: Vec<Box<dyn Call>>) -> Result<Runnable> {
+    pub unsafe fn bind(
+        self: Arc<Plan>,
+        constants: &[Memory],
+        calls: Vec<Box<dyn Call>>,
+        setting: Setting<'_>,
+    ) -> Result<Runnable> {
         if constants.len() != self.constants.len() || calls.len() != self.calls() {
             return Err(broken(format!(
                 "{} constants and {} calls instead of {} and {}",
@@ -85,24 +102,35 @@ impl Plan {
             at.map(|i| constants[i])
                 .ok_or_else(|| broken(format!("value {id} is no constant")))
         };
-        let mut bound = vec![];
+        let mut weights = vec![];
+        let mut copies = 0;
+        let start = Instant::now();
         for step in &self.steps {
-            bound.push(match step {
+            weights.push(match step {
                 Task::Linear(l) => {
-                    let (w, b) = (given(l.w)?, l.b.map(given).transpose()?);
+                    let left = Setting {
+                        limit: setting.limit.saturating_sub(start.elapsed()),
+                        most: setting.most.map(|most| most.saturating_sub(copies)),
+                        ..setting
+                    };
                     // SAFETY: the caller vouches for the memory; sizes and dtype are the value's.
-                    unsafe { Bound::linear(l, self.value(l.w)?, w, b)? }
+                    let packed = unsafe { self.packed(l, given(l.w)?, left)? };
+                    copies += packed.bytes();
+                    Some(Weights {
+                        packed,
+                        bias: l.b.map(given).transpose()?,
+                    })
                 }
-                Task::Region(_) | Task::Rows(_) | Task::Torch(_) => Bound::Nothing,
+                Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }
         let (mut places, bytes) = self.places()?;
-        for at in self.kept() {
-            places[self.constants[at]] = Place::Constant(at);
+        for (at, id) in self.constants.iter().enumerate() {
+            places[*id] = Place::Constant(at);
         }
         Ok(Runnable {
             places,
-            bound,
+            weights,
             constants: constants.to_vec(),
             calls,
             arenas: Arenas::new(bytes),
@@ -110,12 +138,42 @@ impl Plan {
         })
     }
 
-    /// Which constants steps read as they are, by their place in `constants`.
-    pub fn kept(&self) -> Vec<usize> {
-        let read: Vec<ValueId> = self.steps.iter().flat_map(Task::reads).collect();
-        (0..self.constants.len())
-            .filter(|i| read.contains(&self.constants[*i]))
-            .collect()
+    /// # Safety
+    /// The memory holds the weight, for as long as the result is used.
+    unsafe fn packed(&self, l: &LinearStep, w: Memory, setting: Setting<'_>) -> Result<Arc<Packed>> {
+        let weight = self.value(l.w)?;
+        let Some((n, k)) = l.sizes(&weight.shape) else {
+            return Err(broken("a weight that is no matrix"));
+        };
+        if let Some(known) = setting.like.and_then(|other| other.packed_for(w, l, (n, k))) {
+            return Ok(known);
+        }
+        let mut kinds = Kind::candidates(weight.dtype, l.m, ErrorClass::Fp32, !l.transposed);
+        if setting.most.is_some_and(|most| most < weight.bytes()) {
+            kinds.retain(|kind| kind.in_place());
+            if kinds.is_empty() {
+                return Err(broken("copies of weights would take more memory than they may"));
+            }
+        }
+        let problem = Problem {
+            m: l.m,
+            n,
+            k,
+            dtype: weight.dtype,
+            activation: l.activation,
+            residual: l.r.is_some(),
+            threads: setting.threads,
+        };
+        let kinds = rank(setting.database, &problem, &kinds, setting.limit);
+        // SAFETY: by the caller.
+        let packed = unsafe {
+            match weight.dtype {
+                DType::F32 => Packed::first(&kinds, Rows::dense(&rows::<f32>(l, slice(w, n * k), n, k), k), n, k),
+                DType::BF16 => Packed::first(&kinds, Rows::dense(&rows::<bf16>(l, slice(w, n * k), n, k), k), n, k),
+                other => return Err(broken(format!("no linear layer for {}", other.name()))),
+            }
+        };
+        packed.map(Arc::new).map_err(|e| broken(e.to_string()))
     }
 
     /// How many calls into torch there are.
@@ -167,39 +225,28 @@ impl Plan {
     }
 }
 
-impl Bound {
-    /// # Safety
-    /// The memories hold the weight and a bias of as many rows, of the weight's dtype.
-    unsafe fn linear(l: &LinearStep, weight: &Value, w: Memory, b: Option<Memory>) -> Result<Bound> {
-        let Some((n, k)) = l.sizes(&weight.shape) else {
-            return Err(broken("a weight that is no matrix"));
-        };
-        let failed = |e| broken(format!("{e}"));
-        // SAFETY: by the caller.
-        unsafe {
-            Ok(match weight.dtype {
-                DType::F32 => Bound::F32 {
-                    packed: PackedF32::pack(Rows::dense(&rows(l, slice(w, n * k), n, k), k), n, k).map_err(failed)?,
-                    bias: b.map(|b| slice::<f32>(b, n).to_vec()),
-                },
-                DType::BF16 => Bound::Bf16 {
-                    packed: PackedBf16::pack(Rows::dense(&rows(l, slice(w, n * k), n, k), k), n, k).map_err(failed)?,
-                    bias: b.map(|b| slice::<bf16>(b, n).to_vec()),
-                },
-                other => return Err(broken(format!("no linear layer for {}", other.name()))),
-            })
-        }
-    }
-}
-
 /// What follows a product, rounded where eager rounds.
-fn epilogue<'a, T>(l: &LinearStep, bias: &'a Option<Vec<T>>, residual: Option<Rows<'a, T>>) -> Epilogue<'a, T> {
-    Epilogue {
-        bias: bias.as_deref(),
+///
+/// # Safety
+/// The bias has `n` elements, and the rest is as for `rows_of`.
+unsafe fn epilogue<'a, T>(
+    l: &LinearStep,
+    bias: Option<Memory>,
+    memory: &dyn Fn(ValueId) -> Result<Memory>,
+    n: usize,
+) -> Result<Epilogue<'a, T>> {
+    let residual = match &l.r {
+        // SAFETY: by the caller.
+        Some((operand, stride)) => Some(unsafe { rows_of(memory(operand.value)?, operand, l.m, n, *stride) }),
+        None => None,
+    };
+    Ok(Epilogue {
+        // SAFETY: by the caller.
+        bias: bias.map(|b| unsafe { slice(b, n) }),
         activation: l.activation,
         residual,
         round_before_activation: true,
-    }
+    })
 }
 
 /// A weight with a row for each column of the result.
@@ -243,12 +290,50 @@ impl Runnable {
 
     /// Bytes of packed constants.
     pub fn packed_bytes(&self) -> usize {
-        let of = |b: &Bound| match b {
-            Bound::Nothing => 0,
-            Bound::F32 { packed, .. } => packed.bytes(),
-            Bound::Bf16 { packed, .. } => packed.bytes(),
-        };
-        self.bound.iter().map(of).sum::<usize>()
+        let mut seen: Vec<*const Packed> = vec![];
+        let mut total = 0;
+        for weights in self.weights.iter().flatten() {
+            let at = Arc::as_ptr(&weights.packed);
+            if !seen.contains(&at) {
+                seen.push(at);
+                total += weights.packed.bytes();
+            }
+        }
+        total
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        self.weights.iter().flatten().map(|w| w.packed.kind().name()).collect()
+    }
+
+    /// Which constants steps read as they are, by their place in the plan's `constants`.
+    pub fn kept(&self) -> Vec<usize> {
+        let mut read: Vec<ValueId> = self.plan.steps.iter().flat_map(Task::reads).collect();
+        for (step, weights) in self.plan.steps.iter().zip(&self.weights) {
+            if let (Task::Linear(l), Some(w)) = (step, weights) {
+                read.extend(l.b);
+                read.extend(w.packed.kind().in_place().then_some(l.w));
+            }
+        }
+        (0..self.constants.len())
+            .filter(|i| read.contains(&self.plan.constants[*i]))
+            .collect()
+    }
+
+    /// What the weight at this place in memory was packed into.
+    fn packed_for(&self, memory: Memory, l: &LinearStep, sizes: (usize, usize)) -> Option<Arc<Packed>> {
+        let constant = |id: ValueId| self.plan.constants.iter().position(|c| *c == id);
+        let steps = self.plan.steps.iter().zip(&self.weights);
+        steps
+            .filter_map(|(step, weights)| match (step, weights) {
+                (Task::Linear(other), Some(w)) if other.transposed == l.transposed => Some((other, w)),
+                _ => None,
+            })
+            .find(|(other, w)| {
+                w.packed.sizes() == sizes && constant(other.w).is_some_and(|at| self.constants[at].0 == memory.0)
+            })
+            .map(|(_, w)| w.packed.clone())
     }
 
     /// Runs all steps.
@@ -280,10 +365,10 @@ impl Runnable {
                 Place::Constant(i) => Ok(self.constants[i]),
                 Place::Nowhere => Err(broken(format!("value {id} is nowhere"))),
             };
-            for (at, (step, bound)) in self.plan.steps.iter().zip(&self.bound).enumerate() {
+            for (at, (step, weights)) in self.plan.steps.iter().zip(&self.weights).enumerate() {
                 // SAFETY: values that live at the same time do not overlap, and sizes are the values'.
                 let done = match step {
-                    Task::Linear(l) => unsafe { self.linear(threads, l, bound, &memory) },
+                    Task::Linear(l) => unsafe { self.linear(threads, l, weights.as_ref(), &memory) },
                     Task::Region(r) => unsafe { self.region(threads, r, &memory) },
                     Task::Rows(r) => unsafe { self.rows(threads, r, &memory) },
                     Task::Torch(t) => unsafe { self.torch(t, &memory) },
@@ -300,36 +385,38 @@ impl Runnable {
         &self,
         threads: usize,
         l: &LinearStep,
-        bound: &Bound,
+        weights: Option<&Weights>,
         memory: &dyn Fn(ValueId) -> Result<Memory>,
     ) -> Result<()> {
-        let Some((n, k)) = l.sizes(&self.plan.values[l.w].shape) else {
-            return Err(broken("a weight that is no matrix"));
-        };
-        let m = l.m;
-        if m == 0 || n == 0 {
-            return Ok(());
+        let weights = weights.ok_or_else(|| broken("a linear layer without weights"))?;
+        // SAFETY: by the caller.
+        unsafe {
+            match weights.packed.kind().dtype() {
+                DType::F32 => self.linear_of::<f32>(threads, l, weights, memory),
+                _ => self.linear_of::<bf16>(threads, l, weights, memory),
+            }
         }
-        let y = memory(l.y)?;
+    }
+
+    /// # Safety
+    /// As for `linear`.
+    unsafe fn linear_of<T: LinearElement>(
+        &self,
+        threads: usize,
+        l: &LinearStep,
+        weights: &Weights,
+        memory: &dyn Fn(ValueId) -> Result<Memory>,
+    ) -> Result<()> {
+        let (n, k) = weights.packed.sizes();
         // SAFETY: by the caller; rows were planned within their values.
         let done = unsafe {
-            match bound {
-                Bound::Nothing => return Err(broken("a linear layer without weights")),
-                Bound::F32 { packed, bias } => packed.run(
-                    threads,
-                    rows_of(memory(l.x.value)?, &l.x, m, k, l.x_stride),
-                    m,
-                    RowsMut::dense(slice_mut(y, m * n), n),
-                    &epilogue(l, bias, residual(l, memory, n)?),
-                ),
-                Bound::Bf16 { packed, bias } => packed.run(
-                    threads,
-                    rows_of(memory(l.x.value)?, &l.x, m, k, l.x_stride),
-                    m,
-                    RowsMut::dense(slice_mut(y, m * n), n),
-                    &epilogue(l, bias, residual(l, memory, n)?),
-                ),
-            }
+            weights.packed.run::<T>(
+                threads,
+                rows_of(memory(l.x.value)?, &l.x, l.m, k, l.x_stride),
+                l.m,
+                RowsMut::dense(slice_mut(memory(l.y)?, l.m * n), n),
+                &epilogue(l, weights.bias, memory, n)?,
+            )
         };
         done.map_err(|e| broken(e.to_string()))
     }
@@ -427,20 +514,4 @@ unsafe fn rows_of<'a, T>(
         data: unsafe { slice(data, length) },
         stride,
     }
-}
-
-/// # Safety
-/// As for `rows_of`.
-unsafe fn residual<'a, T>(
-    l: &LinearStep,
-    memory: &dyn Fn(ValueId) -> Result<Memory>,
-    n: usize,
-) -> Result<Option<Rows<'a, T>>> {
-    let Some((operand, stride)) = &l.r else {
-        return Ok(None);
-    };
-    // SAFETY: by the caller.
-    Ok(Some(unsafe {
-        rows_of(memory(operand.value)?, operand, l.m, n, *stride)
-    }))
 }

@@ -78,7 +78,7 @@ pub fn rank(
     let key = problem.key();
     let known = database.get(&key).filter(|entry| {
         let timed = |kind: &&Kind| entry.times.contains_key(kind.name());
-        candidates.iter().all(|kind| timed(kind))
+        candidates.iter().all(timed)
     });
     if let Some(entry) = known {
         return sorted(candidates, &entry.times);
@@ -237,7 +237,10 @@ mod tests {
             dtype: DType::BF16,
             ..problem(8, 64, 64)
         };
-        assert_eq!(rank(&database, &bf16, &all, Duration::from_secs(1)), vec![]);
+        assert_eq!(
+            rank(&database, &bf16, &all, Duration::from_secs(1)),
+            Vec::<&Kind>::new()
+        );
         assert!(database.is_empty());
     }
 

@@ -1,0 +1,32 @@
+//! The tuning database of this process.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hypatia::runtime::tuning::Database;
+use pyo3::prelude::*;
+
+static DATABASE: Mutex<Option<Arc<Database>>> = Mutex::new(None);
+
+/// What was measured by this process and, if there is a folder, by those before it.
+pub fn database() -> Arc<Database> {
+    let mut known = DATABASE.lock().unwrap_or_else(PoisonError::into_inner);
+    known.get_or_insert_with(|| Arc::new(Database::in_memory())).clone()
+}
+
+/// Keeps measurements in a folder, or in memory if there is none.
+#[pyfunction]
+#[pyo3(signature = (folder))]
+pub fn tuning_folder(py: Python<'_>, folder: Option<PathBuf>) {
+    let opened = py.detach(|| match folder {
+        Some(folder) => Database::open(folder),
+        None => Database::in_memory(),
+    });
+    *DATABASE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(opened));
+}
+
+/// How many measurements there are.
+#[pyfunction]
+pub fn tuning_entries() -> usize {
+    database().len()
+}
