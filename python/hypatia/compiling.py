@@ -221,6 +221,7 @@ class _Entry:
         self.single = self._spec.is_leaf()
         graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
         graph.fallback = lambda flat: gm(*flat)
+        graph.ranges = dict(self.open)
         with torch.no_grad():
             times = self.report.times = graph.choose(args, lambda: model(*args))
         self.report.memory = graph.bytes

@@ -8,16 +8,21 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import operator
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from . import _native, cache, calls
 from .capture import Captured, by_schema, resolve, value_of
+from .errors import VerificationWarning
 from .folding import folded_bytes
 from .kernels import FusedCall
 from .layout import storage_of
@@ -125,14 +130,17 @@ class NativeGraph:
         position = {n: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.steps: list[str] = described["steps"]
         self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
-        self.constants = [nodes[names[i]] for i in described["constants"]]
-        sources = {n for c in self.constants for n in _sources(c)}
+        self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
+        sources = {n for i in described["constants"] for n in _sources(self._node[i])}
         self.weights = sorted(position[n] for n in sources if n in position)
         self.arity = len(position)
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self._weights: list[torch.Tensor] = []
         self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
+        self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
+        """The least and greatest value of sizes, where the graph holds for some only."""
+        self._slower: set[tuple[int, ...]] = set()
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
@@ -152,7 +160,7 @@ class NativeGraph:
 
     def direct(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
-        if torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
+        if not self.native or torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
             return None
         return self.run(args)
 
@@ -173,15 +181,55 @@ class NativeGraph:
                 if results is not None or bound.current():
                     return results
                 self._bound.clear()
+            if sizes in self._slower or not self._within(sizes):
+                return None
+            known = bool(self._bound)
             bound = self._bind(args, sizes)
-            return bound and bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+            if bound is None:
+                return None
+            results = bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+            if sizes and known and results is not None:
+                return self._settle_sizes(args, sizes, results)
+            return results
         except _native.HypatiaError as error:
             return self._failed(error, args)
+
+    def _within(self, sizes: tuple[int, ...]) -> bool:
+        for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
+            least, greatest = self.ranges.get((position, dim), (0, size))
+            if not least <= size <= greatest:
+                return False
+        return True
+
+    def _settle_sizes(
+        self, args: Sequence[Any], sizes: tuple[int, ...], results: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """The first call at other sizes than those that were verified: torch's ops are asked too."""
+        expected = pytree.tree_leaves(self.fallback(list(args)))
+        apart = max(starmap(_distance, zip(results, expected, strict=True)), default=0.0)
+        if apart > 1:
+            self.native = False
+            warnings.warn(
+                VerificationWarning(
+                    f"hypatia: the native plan is wrong at the sizes {sizes} and is not used any more"
+                ),
+                stacklevel=2,
+            )
+            return tuple(expected)
+        taken = []
+        for form in (self.run, lambda a: self.fallback(list(a))):
+            start = time.perf_counter()
+            form(args)
+            taken.append(time.perf_counter() - start)
+        if taken[0] > 1.2 * taken[1]:
+            self._slower.add(sizes)
+            self._bound.pop(sizes, None)
+        return results
 
     def _failed(self, error: Exception, args: Sequence[Any]) -> Any:
         """A step failed: torch's ops do the same and say why, or do better."""
         try:
-            results = self.fallback(list(args))
+            results = pytree.tree_leaves(self.fallback(list(args)))
         except Exception as reason:
             if hasattr(reason, "add_note"):
                 reason.add_note(f"hypatia: {error}")
@@ -199,11 +247,11 @@ class NativeGraph:
             return None
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
+        described = self._describe(plan)
+        nodes = [self._node[i] for i in described["constants"]]
         with torch.inference_mode(False), torch.no_grad():
-            constants = [
-                _value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants
-            ]
-            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, self.constants, strict=True)):
+            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
+            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 # The model was converted since it was compiled.
                 return None
             _open_tuning(str(cache.folder() / "tuning") if cache.enabled() else None)
@@ -212,7 +260,7 @@ class NativeGraph:
                 bound = plan.bind(
                     constants,
                     [*weights, *attributes],
-                    self.planner.calls(self._describe(plan)["calls"]),
+                    self.planner.calls(described["calls"]),
                     str(calls.LIBTORCH),
                     torch.get_num_threads(),
                     None if most is None else max(0, most - folded_bytes(self.gm)),
@@ -304,6 +352,21 @@ def _given(arg: Any, operands: Sequence[Any]) -> Any:
     if kind == "list":
         return [_given(a, operands) for a in value]
     return value
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """How far results are apart, in units of what roundings in another order explain."""
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs) else math.inf
+    if not ours.numel():
+        return 0.0
+    a, b = ours.double(), theirs.double()
+    odd = ~torch.isfinite(b)
+    if not torch.equal(a[odd].nan_to_num(), b[odd].nan_to_num()):
+        return math.inf
+    scale = b[~odd].abs().max().item() if (~odd).any() else 1.0
+    apart = (a - b)[~odd].abs().max().item() if (~odd).any() else 0.0
+    return apart / (max(scale, 1e-30) * 64 * torch.finfo(ours.dtype).eps)
 
 
 def _is_dense(value: Any) -> bool:
