@@ -2,6 +2,7 @@
 
 mod call;
 mod plan;
+mod results;
 mod tensor;
 mod tuning;
 mod watch;

@@ -15,6 +15,7 @@ use pyo3::types::{PyList, PyTuple};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
+use crate::results::{LARGE, Spares};
 use crate::tensor::Exchange;
 use crate::{failed, json};
 
@@ -53,6 +54,7 @@ struct Description {
 struct Expected {
     dtype: DType,
     shape: Vec<i64>,
+    bytes: usize,
 }
 
 impl Expected {
@@ -60,6 +62,7 @@ impl Expected {
         Expected {
             dtype: value.dtype,
             shape: value.shape.iter().map(|s| *s as i64).collect(),
+            bytes: value.bytes(),
         }
     }
 
@@ -138,6 +141,7 @@ impl NativePlan {
             watched,
             exchange,
             runnable,
+            spares: Spares::new(self.plan.outputs.len()),
             _kept: kept,
         })
     }
@@ -204,6 +208,7 @@ pub struct BoundPlan {
     outputs: Vec<Expected>,
     watched: Vec<Watched>,
     exchange: Exchange,
+    spares: Arc<Spares>,
     /// Constants that steps read where they are.
     _kept: Vec<Py<PyAny>>,
 }
@@ -245,7 +250,15 @@ impl BoundPlan {
         }
         let mut fresh = Vec::with_capacity(self.outputs.len());
         for expected in &self.outputs {
-            fresh.push(self.exchange.allocate(expected.dtype, &expected.shape)?);
+            let bytes = expected.bytes;
+            let again = (bytes >= LARGE).then(|| {
+                self.exchange
+                    .reuse(expected.dtype, &expected.shape, bytes, &self.spares)
+            });
+            fresh.push(match again.flatten() {
+                Some(tensor) => tensor,
+                None => self.exchange.allocate(expected.dtype, &expected.shape)?,
+            });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
         // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
