@@ -106,6 +106,18 @@ pub fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
+/// Asks for the cache line at an address, which need not be valid. Does nothing where Rust has no such instruction.
+#[inline(always)]
+pub fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint to the cache; no address makes it fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Widens bf16.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {

@@ -15,6 +15,7 @@
 //! # Ok::<(), hypatia::Error>(())
 //! ```
 
+mod ahead;
 mod rows;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ use super::region::{Access, Bound, Region, View, ViewMut, check_bounds, check_di
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
+use ahead::Ahead;
 use rows::{Number, Rows};
 
 /// What is done with a row.
@@ -59,7 +61,7 @@ impl RowOp {
 }
 
 /// Elements that are worked on at a time, in whole rows: they and their results fit the first-level cache.
-const GROUP: usize = 4096;
+const GROUP: usize = 2048;
 
 /// Elements for each thread: about 20 us of work, since waking a thread takes longer.
 const WORTH_THREADS: usize = 32_768;
@@ -245,6 +247,13 @@ impl Rowwise {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
+            let mut ahead = Ahead::default();
+            let next = at + len..end.min(row + 2 * group) * width;
+            for access in &bound.take {
+                if let Some((data, bytes)) = access.dense_bytes(next.clone()) {
+                    ahead.push(data, bytes);
+                }
+            }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
@@ -273,6 +282,7 @@ impl Rowwise {
                     target: std::slice::from_raw_parts_mut(target.cast(), out_len),
                     count,
                     width,
+                    ahead,
                 });
                 match &self.epilogue {
                     Some(region) => {

@@ -76,8 +76,13 @@ impl Access {
     /// Where `len` elements from position `start` on lie, if they can be used without a copy.
     pub(crate) fn direct(&self, start: usize, len: usize) -> Option<*mut u8> {
         let same = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+        if same { self.place(start, len) } else { None }
+    }
+
+    /// Where `len` elements from position `start` on lie, if they do so without gaps.
+    fn place(&self, start: usize, len: usize) -> Option<*mut u8> {
         let (&(inner, stride), outer) = self.dims.split_last()?;
-        if len == 0 || !same || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
+        if len == 0 || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
             return None;
         }
         let mut offset = start as isize;
@@ -90,6 +95,12 @@ impl Access {
             }
         }
         Some(self.data.wrapping_offset(offset * self.dtype.size() as isize))
+    }
+
+    /// Where elements lie and how many bytes they take, if they do so without gaps.
+    pub(crate) fn dense_bytes(&self, positions: std::ops::Range<usize>) -> Option<(*const u8, usize)> {
+        let data = self.place(positions.start, positions.len())?;
+        Some((data.cast_const(), positions.len() * self.dtype.size()))
     }
 
     /// The first and the last byte that are reached, as addresses.
