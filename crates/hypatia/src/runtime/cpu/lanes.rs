@@ -3,7 +3,11 @@
 //! A [`Kernel`] is plain Rust that the compiler vectorises. [`dispatch`] picks the widest instance that
 //! the machine runs; the choice is made once per process.
 
+mod ahead;
+
 use std::sync::OnceLock;
+
+pub(crate) use ahead::Ahead;
 
 /// Instruction sets that kernels are compiled for, narrowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,18 +108,6 @@ pub fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     } else {
         (f64::from(a) * f64::from(b) + f64::from(c)) as f32
     }
-}
-
-/// Asks for the cache line at an address, which need not be valid. Does nothing where Rust has no such instruction.
-#[inline(always)]
-pub fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint to the cache; no address makes it fault.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 /// Widens bf16.
