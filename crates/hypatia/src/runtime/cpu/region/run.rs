@@ -9,6 +9,7 @@ use super::loops::Tile;
 use super::program::{Place, Step, TILE};
 use super::view::{check_bounds, check_distinct};
 use super::{Region, View, ViewMut};
+use crate::runtime::cpu::lanes::Ahead;
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
@@ -146,8 +147,9 @@ impl<'a> Runner<'a> {
             if len == exact && bound.apart {
                 self.direct_outputs(bound, at, exact);
             }
+            let ahead = self.ahead(bound, at, end);
             let slots = &mut self.slots;
-            for step in &p.steps {
+            for (index, step) in p.steps.iter().enumerate() {
                 // SAFETY: registers have room for a tile and differ from those of operands; loads and direct outputs
                 // stay within the range, whose memory the caller answers for.
                 unsafe {
@@ -162,6 +164,7 @@ impl<'a> Runner<'a> {
                             args: args.map(|a| slots[a].cast_const()),
                             out: slots[value],
                             len,
+                            ahead: if p.asks == Some(index) { ahead } else { Ahead::new() },
                         }),
                         Step::Round { run, value } => run(slots[value], len),
                     }
@@ -174,6 +177,17 @@ impl<'a> Runner<'a> {
                 }
             }
         }
+    }
+
+    /// What to ask for while the tile at this position is computed: where it goes, and what the next one needs.
+    fn ahead(&self, bound: &Bound, at: usize, end: usize) -> Ahead {
+        let mut ahead = Ahead::new();
+        if self.region.program.asks.is_some() {
+            let (next, after) = (end.min(at + TILE), end.min(at + 2 * TILE));
+            bound.outputs.iter().for_each(|o| o.ask(at..next, 4, &mut ahead));
+            bound.inputs.iter().for_each(|i| i.ask(next..after, 4, &mut ahead));
+        }
+        ahead
     }
 
     /// Lets computed values be written where they belong instead of into registers.
