@@ -35,7 +35,7 @@ use crate::{Error, Result};
 use program::Program;
 
 pub(crate) use access::Access;
-pub(crate) use run::Bound;
+pub(crate) use run::{Bound, Runner};
 pub use view::{Element, View, ViewMut};
 pub(crate) use view::{check_bounds, check_distinct};
 

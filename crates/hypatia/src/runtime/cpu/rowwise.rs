@@ -24,8 +24,8 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::lanes::dispatch;
-use super::region::{Access, Bound, Region, View, ViewMut, check_bounds, check_distinct};
+use super::lanes::{Ahead, dispatch};
+use super::region::{Access, Bound, Region, Runner, View, ViewMut, check_bounds, check_distinct};
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
@@ -59,7 +59,7 @@ impl RowOp {
 }
 
 /// Elements that are worked on at a time, in whole rows: they and their results fit the first-level cache.
-const GROUP: usize = 4096;
+const GROUP: usize = 1024;
 
 /// Elements for each thread: about 20 us of work, since waking a thread takes longer.
 const WORTH_THREADS: usize = 32_768;
@@ -240,19 +240,31 @@ impl Rowwise {
                 .collect(),
             bound.make.clone(),
         );
+        let mut prologue = self.prologue.as_ref().map(Runner::new);
+        let mut epilogue = self.epilogue.as_ref().map(Runner::new);
         let per_row = if self.op.reduces() { 1 } else { width };
         for row in (start..end).step_by(group) {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
+            let (mut soon, mut next) = (Ahead::new(), Ahead::new());
+            if !self.op.reduces() {
+                bound
+                    .make
+                    .iter()
+                    .for_each(|a| a.ask(out_at..out_at + out_len, size, &mut soon));
+            }
+            let later = at + len..end.min(row + 2 * group) * width;
+            bound.take.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
+            bound.keep.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
             unsafe {
-                let source = match &self.prologue {
+                let source = match &mut prologue {
                     Some(region) => {
                         before.outputs[0] = self.dense(first, at, len);
-                        region.run_range(&before, at, at + len);
+                        region.run(&before, at, at + len);
                         first
                     }
                     None => bound.take[0].direct(at, len).unwrap_or_else(|| {
@@ -273,11 +285,13 @@ impl Rowwise {
                     target: std::slice::from_raw_parts_mut(target.cast(), out_len),
                     count,
                     width,
+                    soon,
+                    next,
                 });
-                match &self.epilogue {
+                match &mut epilogue {
                     Some(region) => {
                         after.inputs[0] = self.dense(second, out_at, out_len);
-                        region.run_range(&after, out_at, out_at + out_len);
+                        region.run(&after, out_at, out_at + out_len);
                     }
                     None if target == second => bound.make[0].store(out_at, out_len, second),
                     None => {}

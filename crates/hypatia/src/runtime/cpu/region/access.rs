@@ -3,9 +3,11 @@
 //! Positions count the elements of a region in row-major order. Every tensor collapses its dimensions on its own, so
 //! that a dense one is a plain array whatever its neighbours look like.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
-use crate::runtime::cpu::lanes::{self, Kernel, dispatch};
+use crate::runtime::cpu::lanes::{self, Ahead, Kernel, dispatch};
 use crate::ty::DType;
 
 /// What tiles of a dtype are computed in.
@@ -44,6 +46,8 @@ pub(crate) struct Access {
     dtype: DType,
     /// Sizes and strides, outermost first, none of size 1, none that could be merged.
     dims: SmallVec<[(usize, isize); 4]>,
+    /// Whether all rows are the same one.
+    repeats: bool,
 }
 
 // SAFETY: only a description; whoever reads or writes through it answers for the memory.
@@ -61,7 +65,13 @@ impl Access {
                 _ => dims.push((size, stride)),
             }
         }
-        Access { data, dtype, dims }
+        let repeats = dims.iter().rev().skip(1).all(|d| d.1 == 0);
+        Access {
+            data,
+            dtype,
+            dims,
+            repeats,
+        }
     }
 
     /// A dense array whose element at position `start` is at `data`.
@@ -70,26 +80,47 @@ impl Access {
             data: data.wrapping_sub(start * dtype.size()),
             dtype,
             dims: SmallVec::from_slice(&[(len, 1)]),
+            repeats: true,
         }
     }
 
     /// Where `len` elements from position `start` on lie, if they can be used without a copy.
     pub(crate) fn direct(&self, start: usize, len: usize) -> Option<*mut u8> {
         let same = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+        if same { self.place(start, len) } else { None }
+    }
+
+    /// Where `len` elements from position `start` on lie, if they do so without gaps.
+    fn place(&self, start: usize, len: usize) -> Option<*mut u8> {
         let (&(inner, stride), outer) = self.dims.split_last()?;
-        if len == 0 || !same || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
+        if len == 0 || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
             return None;
         }
         let mut offset = start as isize;
         if !outer.is_empty() {
             offset = (start % inner) as isize;
-            let mut rest = start / inner;
-            for &(size, stride) in outer.iter().rev() {
-                offset += (rest % size) as isize * stride;
-                rest /= size;
+            if !self.repeats {
+                offset += self.row(start / inner);
             }
         }
         Some(self.data.wrapping_offset(offset * self.dtype.size() as isize))
+    }
+
+    /// The offset of a row, which is a run along the last dimension.
+    fn row(&self, mut row: usize) -> isize {
+        let mut offset = 0;
+        for &(size, stride) in self.dims.iter().rev().skip(1) {
+            offset += (row % size) as isize * stride;
+            row /= size;
+        }
+        offset
+    }
+
+    /// Has these positions asked for, if they lie without gaps; `computed` bytes of a computation are one element.
+    pub(crate) fn ask(&self, positions: Range<usize>, computed: usize, ahead: &mut Ahead) {
+        if let Some(data) = self.place(positions.start, positions.len()) {
+            ahead.push(data, self.dtype.size(), computed);
+        }
     }
 
     /// The first and the last byte that are reached, as addresses.

@@ -44,6 +44,8 @@ pub(crate) struct Program {
     pub(crate) arena: usize,
     /// About the nanoseconds an element takes.
     pub(crate) weight: f64,
+    /// The first step that takes so long that other memory can be asked for meanwhile.
+    pub(crate) asks: Option<usize>,
     classes: Vec<Class>,
     /// How often each value of the instructions is used.
     uses: Vec<usize>,
@@ -74,11 +76,13 @@ impl Program {
         }
         outputs.iter().for_each(|o| program.uses[*o] += 1);
         let mut loaded = vec![false; inputs];
+        let mut slow = vec![false; types.len()];
         for (value, instruction) in (inputs..).zip(instructions).filter(|(v, _)| needed[*v]) {
             for &arg in &instruction.args {
                 program.load(arg, &mut loaded);
             }
             program.instruction(value, instruction, types, rounding);
+            slow[value] = instruction.args.len() == 1 && transcendental(instruction.op) > 0.3;
         }
         for &output in outputs {
             program.load(output, &mut loaded);
@@ -87,6 +91,10 @@ impl Program {
             program.outputs.push(tile);
         }
         program.weight += 0.05 * (inputs + outputs.len()) as f64;
+        program.asks = program
+            .steps
+            .iter()
+            .position(|s| matches!(s, Step::Compute { value, .. } if slow.get(*value) == Some(&true)));
         program.allocate();
         program
     }
@@ -325,7 +333,7 @@ fn widens(from: DType, to: DType) -> bool {
 /// About the nanoseconds an element takes beyond loading and storing it.
 fn transcendental(op: Op) -> f64 {
     match op {
-        Op::Neg | Op::Abs | Op::Sign | Op::Square | Op::Relu | Op::Floor | Op::Ceil | Op::Not => 0.0,
+        Op::Neg | Op::Abs | Op::Sign | Op::Square | Op::Relu | Op::Floor | Op::Ceil | Op::Not | Op::Cast(_) => 0.0,
         Op::Sqrt | Op::Rsqrt | Op::Reciprocal => 0.3,
         _ => 0.6,
     }

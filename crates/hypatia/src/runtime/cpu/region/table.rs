@@ -3,11 +3,12 @@
 use super::Op;
 use super::access::Class;
 use super::loops::{
-    Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, mul_add_loop, select_loop, tile_mut, unary_loop,
+    Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, function_loop, mul_add_loop, select_loop, tile_mut,
+    unary_loop,
 };
 use crate::runtime::cpu::lanes::{Kernel, bf16_to_f32, dispatch, f16_to_f32, f32_to_bf16, f32_to_f16};
-use crate::runtime::cpu::math::finish_trig;
 use crate::runtime::cpu::math::real::{self, Real};
+use crate::runtime::cpu::math::{self, finish_trig};
 use crate::ty::DType;
 
 fn pick<T: Copy, F: Binary<T>>(kind: Kind) -> Loop {
@@ -177,12 +178,16 @@ unsafe fn cos_loop(t: &Tile) {
 /// The loop of a unary op.
 pub(super) fn unary(op: Op, class: Class) -> Option<Loop> {
     macro_rules! floats {
-        ($($name:ident)*) => {
+        (functions $($function:ident)*; others $($name:ident)*) => {
             match (op, class) {
                 (Op::Sin, Class::F32) => sin_loop,
                 (Op::Cos, Class::F32) => cos_loop,
                 (Op::Sin, Class::F64) => unary_loop::<f64, Sin>,
                 (Op::Cos, Class::F64) => unary_loop::<f64, Cos>,
+                $(
+                    (Op::$function, Class::F32) => function_loop::<math::$function>,
+                    (Op::$function, Class::F64) => unary_loop::<f64, $function>,
+                )*
                 $(
                     (Op::$name, Class::F32) => unary_loop::<f32, $name>,
                     (Op::$name, Class::F64) => unary_loop::<f64, $name>,
@@ -198,8 +203,8 @@ pub(super) fn unary(op: Op, class: Class) -> Option<Loop> {
         };
     }
     Some(floats!(
-        Neg Abs Sign Exp Expm1 Log Log1p Sqrt Rsqrt Reciprocal Square Erf Tanh Sigmoid Relu Gelu GeluTanh Silu Floor
-        Ceil
+        functions Exp Expm1 Log Log1p Sqrt Rsqrt Erf Tanh Sigmoid Gelu GeluTanh Silu;
+        others Neg Abs Sign Reciprocal Square Relu Floor Ceil
     ))
 }
 
