@@ -8,6 +8,8 @@ mod compat;
 mod finish;
 mod grid;
 mod kind;
+#[cfg(target_arch = "x86_64")]
+mod narrow;
 mod packed;
 #[cfg(test)]
 pub(super) mod testing;
@@ -36,6 +38,23 @@ pub trait Element: super::aligned::Plain {
     fn rounded(value: f32) -> f32 {
         Self::narrow(value).widen()
     }
+
+    /// Stores `max(sums + bias, least)` if there is an instruction that narrows; else answers false.
+    ///
+    /// # Safety
+    /// As for the store of the same name in `narrow`.
+    #[doc(hidden)]
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        _sums: *const f32,
+        _block: &StoreBlock,
+        _y: *mut Self,
+        _y_stride: usize,
+        _bias: Option<&[Self]>,
+        _least: f32,
+    ) -> bool {
+        false
+    }
 }
 
 impl Element for f32 {
@@ -57,6 +76,19 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(value: f32) -> bf16 {
         bf16::from_bits(f32_to_bf16(value))
+    }
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut bf16,
+        y_stride: usize,
+        bias: Option<&[bf16]>,
+        least: f32,
+    ) -> bool {
+        // SAFETY: handed on.
+        unsafe { narrow::store(sums, block, y, y_stride, bias, least) };
+        true
     }
 }
 

@@ -1,5 +1,7 @@
 //! What follows a product, and the store.
 
+#[cfg(target_arch = "x86_64")]
+use super::narrow;
 use super::{Activation, Element, Epilogue, RowsMut};
 use crate::runtime::cpu::lanes::{self, Kernel, Level};
 use crate::runtime::cpu::math;
@@ -62,6 +64,24 @@ impl<'a, T: Element> Sink<'a, T> {
     /// The block lies in the result, and no other thread uses its elements now.
     pub unsafe fn store(&self, level: Level, sums: &mut [f32], block: &Block) {
         if matches!(self.epilogue.activation, Activation::None | Activation::Relu) && self.epilogue.residual.is_none() {
+            #[cfg(target_arch = "x86_64")]
+            if level == Level::Avx512 && narrow::available() {
+                assert!(sums.len() >= block.rows.saturating_sub(1) * block.stride + block.columns);
+                let (sums, least) = (sums.as_ptr(), least(self.epilogue.activation));
+                // SAFETY: the caller's obligation, for the result; the epilogue was checked.
+                if unsafe {
+                    T::store(
+                        sums,
+                        block,
+                        self.at(block.row, block.column),
+                        self.stride,
+                        self.epilogue.bias,
+                        least,
+                    )
+                } {
+                    return;
+                }
+            }
             return lanes::dispatch_at(
                 level,
                 Direct {
@@ -131,6 +151,14 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// ReLU or nothing as a lower bound.
+fn least(activation: Activation) -> f32 {
+    match activation {
+        Activation::Relu => 0.0,
+        _ => f32::NEG_INFINITY,
+    }
+}
+
 /// The whole of a common epilogue. Rounding before ReLU changes nothing.
 struct Direct<'a, 'b, T> {
     sink: &'a Sink<'b, T>,
@@ -143,11 +171,7 @@ impl<T: Element> Kernel for Direct<'_, '_, T> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let (e, b) = (self.sink.epilogue, self.block);
-        let least = if e.activation == Activation::Relu {
-            0.0
-        } else {
-            f32::NEG_INFINITY
-        };
+        let least = least(e.activation);
         for r in 0..b.rows {
             let sums = &self.sums[r * b.stride..][..b.columns];
             // SAFETY: `Sink::store` obliges its caller to it.
