@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 import hypatia
-from hypatia import calls, native
+from hypatia import calls, native, planner
 from hypatia.backend import collecting, compile_count
 from support import fresh_dynamo
 
@@ -61,7 +61,7 @@ def planned(model: nn.Module, *inputs: torch.Tensor, native_wanted: bool = True)
     with torch.no_grad(), collecting() as reports:
         compiled(*inputs)
         result = compiled(*inputs)
-    assert [native.KERNEL in r.kernels for r in reports] == [native_wanted], reports
+    assert [planner.KERNEL in r.kernels for r in reports] == [native_wanted], reports
     assert all(r.check.status == "passed" for r in reports)
     return result
 
@@ -218,7 +218,7 @@ def test_sizes_that_change_need_no_new_graph() -> None:
         for rows in (8, 3, 64, 5, 8):
             x = torch.randn(rows, 16)
             assert_right(compiled(x), model, x)
-    assert [native.KERNEL in r.kernels for r in reports] == [True]
+    assert [planner.KERNEL in r.kernels for r in reports] == [True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

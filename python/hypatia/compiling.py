@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 from . import _native
 from .api import exported, optimized
 from .backend import hypatia as backend
-from .native import GRAPH, PLAN, NativeGraph
+from .native import GRAPH, NativeGraph
 from .options import Options
+from .planner import PLAN
 from .report import GraphReport
 
 log = logging.getLogger(__name__)

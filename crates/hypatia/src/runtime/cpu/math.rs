@@ -83,7 +83,7 @@ pub(crate) unsafe fn map<F: Function>(at: Level, f: F, x: *const f32, y: *mut f3
 /// Applies a function in place.
 fn apply<F: Function>(at: Level, f: F, values: &mut [f32]) {
     let (whole, rest) = values.split_at_mut(values.len() / LANES * LANES);
-    let mut run = |x: &mut [f32]| {
+    let run = |x: &mut [f32]| {
         let data = x.as_mut_ptr();
         // SAFETY: one slice, read and written.
         unsafe { map(at, f, data, data, x.len(), Ahead::new()) };
