@@ -7,6 +7,7 @@ import copy
 import gc
 import resource
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -568,3 +569,20 @@ def test_frozen_parameters_get_no_gradient() -> None:
     compiled(x).sum().backward()
     assert model.first.weight.grad is None
     assert model.second.weight.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["torch.compile", "hypatia.compile"])
+def test_weights_of_a_model_that_is_gone_are_freed(kind: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).eval(), torch.randn(3, 8)
+    with torch.no_grad():
+        if kind == "torch.compile":
+            compiled = torch.compile(model, backend="hypatia")
+        else:
+            compiled = hypatia.compile(model, x)
+        compiled(x)
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    weights = [weakref.ref(p) for p in model.parameters()]
+    del model, compiled
+    gc.collect()
+    assert not any(w() for w in weights)
+    assert not any(s() for s in storages)

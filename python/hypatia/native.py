@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from . import _native, cache, calls
 from .capture import value_of
 from .errors import VerificationWarning
-from .folding import folded_bytes
+from .folding import folded_bytes, watch
 from .planner import PLAN, VALUES, Planner
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ class NativeGraph:
         self.arity = len(position)
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
-        self._weights: list[torch.Tensor] = []
+        self._weights: list[int] = []
+        self._alive: list[Any] = []
         self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
         self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
         """The least and greatest value of sizes, where the graph holds for some only."""
@@ -94,9 +95,7 @@ class NativeGraph:
             sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
         bound = self._bound.get(sizes)
         try:
-            if bound is not None and all(
-                map(operator.is_, map(args.__getitem__, self.weights), self._weights)
-            ):
+            if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(torch.get_num_threads(), *inputs)
                 if results is not None or bound.current():
@@ -191,13 +190,20 @@ class NativeGraph:
                 log.info("the native plan is not used: %s", e)
                 self.native = False
                 return None
-        if self._weights and not all(map(operator.is_, weights, self._weights)):
+        ids = [id(w) for w in weights]
+        if ids != self._weights:
             self._bound.clear()
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
-        self._weights = weights
+        # The plan knows whether the objects with these numbers are still the same; it keeps none alive.
+        self._weights = ids
+        self._alive = watch(self, (*weights, *attributes))
         return bound
+
+    def forget(self) -> None:
+        """Drops the plans: a weight is gone."""
+        self._bound.clear()
 
     @property
     def bytes(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple, PyWeakrefMethods, PyWeakrefReference};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
@@ -167,9 +167,9 @@ fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResu
     Ok(Box::new(call))
 }
 
-/// A tensor whose state is remembered.
+/// A tensor whose state is remembered. It is not kept alive.
 struct Watched {
-    tensor: Py<PyAny>,
+    tensor: Py<PyWeakrefReference>,
     version: i64,
     data: usize,
 }
@@ -178,7 +178,7 @@ impl Watched {
     fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
         let (version, data) = Watched::state(tensor)?;
         Ok(Watched {
-            tensor: tensor.clone().unbind(),
+            tensor: PyWeakrefReference::new(tensor)?.unbind(),
             version,
             data,
         })
@@ -191,7 +191,10 @@ impl Watched {
     }
 
     fn holds(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(Watched::state(self.tensor.bind(py))? == (self.version, self.data))
+        match self.tensor.bind(py).upgrade() {
+            Some(tensor) => Ok(Watched::state(&tensor)? == (self.version, self.data)),
+            None => Ok(false),
+        }
     }
 }
 
