@@ -15,6 +15,8 @@ pub struct Call<'a, F: Format> {
     pub weights: &'a Tiles<F>,
     pub x: Rows<'a, F::Value>,
     pub sink: Sink<'a, F::Value>,
+    /// The result is in no cache of a core when it is written.
+    pub far: bool,
 }
 
 impl<F: Format> Call<'_, F> {
@@ -268,6 +270,13 @@ impl<F: Format> Part<'_, '_, F> {
             soon: w.wrapping_add(2 * panel + block * lines * depth * STEP),
             lines,
         };
+        let finishes = step + depth == steps && self.call.sink.is_direct();
+        let row = self.rows.start + block * 2 * SIDE;
+        if finishes && self.call.far {
+            for row in row..(row + 2 * SIDE).min(self.rows.end) {
+                tiles::fetch(self.call.sink.at(row, column), 2 * SIDE);
+            }
+        }
         let (wide, stream) = (!TALL || group.end - column > SIDE, F::STREAM >= self.depth);
         // SAFETY: the caller's obligation; the number of panels is even.
         unsafe {
@@ -277,8 +286,7 @@ impl<F: Format> Part<'_, '_, F> {
                 (false, _) => tiles::multiply::<F, TALL, false, false>(&product),
             }
         }
-        if step + depth == steps && self.call.sink.is_direct() {
-            let row = self.rows.start + block * 2 * SIDE;
+        if finishes {
             let rows = row..(row + 2 * SIDE).min(self.rows.end);
             let columns = column..(column + 2 * SIDE).min(group.end);
             // SAFETY: the caller's obligation.
