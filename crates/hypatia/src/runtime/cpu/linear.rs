@@ -5,11 +5,11 @@
 
 mod choice;
 mod compat;
+#[cfg(target_arch = "x86_64")]
+mod direct;
 mod finish;
 mod grid;
 mod kind;
-#[cfg(target_arch = "x86_64")]
-mod narrow;
 mod packed;
 #[cfg(test)]
 pub(super) mod testing;
@@ -39,22 +39,20 @@ pub trait Element: super::aligned::Plain {
         Self::narrow(value).widen()
     }
 
-    /// Stores `max(sums + bias, least)` if there is an instruction that narrows; else answers false.
+    /// Stores `max(sums + bias, least)` by AVX-512, or answers false if the machine lacks what that needs.
     ///
     /// # Safety
-    /// As for the store of the same name in `narrow`.
+    /// The machine has AVX-512; `sums` and `y` reach the block's rows and columns, and nobody else uses them.
     #[doc(hidden)]
     #[cfg(target_arch = "x86_64")]
     unsafe fn store(
-        _sums: *const f32,
-        _block: &StoreBlock,
-        _y: *mut Self,
-        _y_stride: usize,
-        _bias: Option<&[Self]>,
-        _least: f32,
-    ) -> bool {
-        false
-    }
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut Self,
+        y_stride: usize,
+        bias: Option<&[Self]>,
+        least: f32,
+    ) -> bool;
 }
 
 impl Element for f32 {
@@ -65,6 +63,19 @@ impl Element for f32 {
     #[inline(always)]
     fn narrow(value: f32) -> f32 {
         value
+    }
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut f32,
+        y_stride: usize,
+        bias: Option<&[f32]>,
+        least: f32,
+    ) -> bool {
+        // SAFETY: handed on.
+        unsafe { direct::store_f32(sums, block, y, y_stride, bias, least) };
+        true
     }
 }
 
@@ -86,9 +97,11 @@ impl Element for bf16 {
         bias: Option<&[bf16]>,
         least: f32,
     ) -> bool {
-        // SAFETY: handed on.
-        unsafe { narrow::store(sums, block, y, y_stride, bias, least) };
-        true
+        if direct::narrows() {
+            // SAFETY: handed on.
+            unsafe { direct::store_bf16(sums, block, y, y_stride, bias, least) };
+        }
+        direct::narrows()
     }
 }
 

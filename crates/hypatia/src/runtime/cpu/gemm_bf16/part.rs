@@ -15,6 +15,8 @@ pub struct Call<'a, F: Format> {
     pub weights: &'a Tiles<F>,
     pub x: Rows<'a, F::Value>,
     pub sink: Sink<'a, F::Value>,
+    /// The result is in no cache of a core when it is written.
+    pub far: bool,
 }
 
 impl<F: Format> Call<'_, F> {
@@ -78,10 +80,11 @@ impl<F: Format> Call<'_, F> {
             true => 1,
             false => steps.div_ceil(F::DEPTH).max(1),
         };
-        // Sums of one pass are finished before the next ones are made.
-        let (width, height) = match passes {
-            1 => (2 * SIDE, 2 * SIDE),
-            _ => (
+        // Sums that are finished before the next ones are made stay in the nearest cache.
+        let kept = passes > 1 || !self.sink.is_direct();
+        let (width, height) = match kept {
+            false => (2 * SIDE, 2 * SIDE),
+            true => (
                 F::GROUP.min(columns.len().next_multiple_of(2 * SIDE)),
                 blocks * 2 * SIDE,
             ),
@@ -106,7 +109,7 @@ impl<F: Format> Call<'_, F> {
                 sums,
                 width,
                 depth,
-                kept: passes > 1,
+                kept,
             };
             let mut groups = || {
                 for column in columns.clone().step_by(F::GROUP) {
@@ -156,16 +159,22 @@ impl<F: Format> Call<'_, F> {
             let (x, group) = scratch.split_at_mut(terms);
             let from = self.row(row);
             lanes::dispatch(wide::Widen { from, to: x });
-            lanes::dispatch(wide::Multiply::<F> {
-                format: PhantomData,
-                x,
-                w: &weights.data[columns.start / SIDE * weights.panel()..],
-                sums: group,
-                rows: 1,
-                panels: columns.len().div_ceil(SIDE),
-                steps: weights.steps(),
-            });
-            sums[..columns.len()].copy_from_slice(&group[..columns.len()]);
+            for (column, sums) in columns
+                .clone()
+                .step_by(GROUP)
+                .zip(sums[..columns.len()].chunks_mut(GROUP))
+            {
+                lanes::dispatch(wide::Multiply::<F> {
+                    format: PhantomData,
+                    x,
+                    w: &weights.data[column / SIDE * weights.panel()..],
+                    sums: group,
+                    rows: 1,
+                    panels: sums.len().div_ceil(SIDE),
+                    steps: weights.steps(),
+                });
+                sums.copy_from_slice(&group[..sums.len()]);
+            }
         });
     }
 }
@@ -185,7 +194,7 @@ struct Part<'a, 'b, F: Format> {
     width: usize,
     /// Steps of a pass.
     depth: usize,
-    /// Sums are kept from pass to pass; else there are those of one block.
+    /// Sums of a group are kept; else those of one block.
     kept: bool,
 }
 
@@ -220,6 +229,10 @@ impl<F: Format> Part<'_, '_, F> {
                     unsafe { self.block::<false>(group, tall, column, step, 0) };
                 }
             }
+        }
+        if !self.call.sink.is_direct() {
+            // SAFETY: as above.
+            unsafe { self.finish(self.rows.clone(), group.clone(), 0) };
         }
     }
 
@@ -257,6 +270,13 @@ impl<F: Format> Part<'_, '_, F> {
             soon: w.wrapping_add(2 * panel + block * lines * depth * STEP),
             lines,
         };
+        let finishes = step + depth == steps && self.call.sink.is_direct();
+        let row = self.rows.start + block * 2 * SIDE;
+        if finishes && self.call.far {
+            for row in row..(row + 2 * SIDE).min(self.rows.end) {
+                tiles::fetch(self.call.sink.at(row, column), 2 * SIDE);
+            }
+        }
         let (wide, stream) = (!TALL || group.end - column > SIDE, F::STREAM >= self.depth);
         // SAFETY: the caller's obligation; the number of panels is even.
         unsafe {
@@ -266,21 +286,31 @@ impl<F: Format> Part<'_, '_, F> {
                 (false, _) => tiles::multiply::<F, TALL, false, false>(&product),
             }
         }
-        if step + depth < steps {
-            return;
+        if finishes {
+            let rows = row..(row + 2 * SIDE).min(self.rows.end);
+            let columns = column..(column + 2 * SIDE).min(group.end);
+            // SAFETY: the caller's obligation.
+            unsafe { self.finish(rows, columns, at) };
         }
-        let row = self.rows.start + block * 2 * SIDE;
+    }
+
+    /// What follows the sums that begin at `at`.
+    ///
+    /// # Safety
+    /// As for [`Part::group`].
+    unsafe fn finish(&mut self, rows: Range<usize>, columns: Range<usize>, at: usize) {
+        let sums = &mut self.sums[at..];
+        for &odd in self.odd.iter().filter(|odd| rows.contains(odd)) {
+            let sums = &mut sums[(odd - rows.start) * self.width..];
+            self.call.mend(odd, columns.clone(), sums);
+        }
         let block = StoreBlock {
-            row,
-            rows: (2 * SIDE).min(self.rows.end - row),
-            column,
-            columns: (2 * SIDE).min(group.end - column),
+            row: rows.start,
+            rows: rows.len(),
+            column: columns.start,
+            columns: columns.len(),
             stride: self.width,
         };
-        for &odd in self.odd.iter().filter(|odd| (row..row + block.rows).contains(odd)) {
-            let columns = column..column + block.columns;
-            self.call.mend(odd, columns, &mut sums[(odd - row) * self.width..]);
-        }
         // SAFETY: the caller's obligation.
         unsafe { self.call.sink.store(Level::Avx512, sums, &block) };
     }

@@ -1,7 +1,5 @@
 //! What follows a product, and the store.
 
-#[cfg(target_arch = "x86_64")]
-use super::narrow;
 use super::{Activation, Element, Epilogue, RowsMut};
 use crate::runtime::cpu::lanes::{self, Kernel, Level};
 use crate::runtime::cpu::math;
@@ -58,14 +56,19 @@ impl<'a, T: Element> Sink<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.at(row, column), columns) }
     }
 
+    /// True if a store is quick even for narrow blocks: nothing but bias and ReLU follows the sums.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.epilogue.activation, Activation::None | Activation::Relu) && self.epilogue.residual.is_none()
+    }
+
     /// Turns sums into results and stores them.
     ///
     /// # Safety
     /// The block lies in the result, and no other thread uses its elements now.
     pub unsafe fn store(&self, level: Level, sums: &mut [f32], block: &Block) {
-        if matches!(self.epilogue.activation, Activation::None | Activation::Relu) && self.epilogue.residual.is_none() {
+        if self.is_direct() {
             #[cfg(target_arch = "x86_64")]
-            if level == Level::Avx512 && narrow::available() {
+            if level == Level::Avx512 {
                 assert!(sums.len() >= block.rows.saturating_sub(1) * block.stride + block.columns);
                 let (sums, least) = (sums.as_ptr(), least(self.epilogue.activation));
                 // SAFETY: the caller's obligation, for the result; the epilogue was checked.

@@ -1,12 +1,12 @@
-//! Sums to bf16 with bias and ReLU, by the instruction for it.
+//! Bias, ReLU and the store by AVX-512, for blocks that are too narrow for the loops of a compiler.
 
 use super::StoreBlock;
 use half::bf16;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// True if the processor has the instruction.
-pub fn available() -> bool {
+/// True if the processor has the instruction that rounds to bf16.
+pub fn narrows() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         is_x86_feature_detected!("avx512bf16")
@@ -21,9 +21,42 @@ const WIDTH: usize = 32;
 /// Stores `max(sums + bias, least)`; NaN stays.
 ///
 /// # Safety
-/// The instruction is available; `sums` and `y` reach the block's rows and columns; nobody else uses them.
+/// The machine has AVX-512 F; `sums` and `y` reach the block's rows and columns; nobody else uses them.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn store_f32(
+    sums: *const f32,
+    block: &StoreBlock,
+    y: *mut f32,
+    y_stride: usize,
+    bias: Option<&[f32]>,
+    least: f32,
+) {
+    const LANES: usize = 16;
+    let least = _mm512_set1_ps(least);
+    for column in (0..block.columns).step_by(LANES) {
+        let mask = u16::MAX >> LANES.saturating_sub(block.columns - column);
+        let bias = bias.map_or(_mm512_set1_ps(-0.0), |bias| {
+            // SAFETY: masked lanes are not read; the others are columns of the block.
+            unsafe { _mm512_maskz_loadu_ps(mask, bias.as_ptr().add(block.column + column)) }
+        });
+        for row in 0..block.rows {
+            // SAFETY: the block's own elements; masked lanes are not touched.
+            unsafe {
+                let sum = _mm512_maskz_loadu_ps(mask, sums.add(row * block.stride + column));
+                // The second operand is the result where either is NaN.
+                let value = _mm512_max_ps(least, _mm512_add_ps(sum, bias));
+                _mm512_mask_storeu_ps(y.add(row * y_stride + column), mask, value);
+            }
+        }
+    }
+}
+
+/// As [`store_f32`], rounded to bf16.
+///
+/// # Safety
+/// As for [`store_f32`], and the machine [`narrows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-pub unsafe fn store(
+pub unsafe fn store_bf16(
     sums: *const f32,
     block: &StoreBlock,
     y: *mut bf16,
@@ -94,7 +127,7 @@ mod tests {
 
     #[test]
     fn narrows_as_elements_do() {
-        if !available() {
+        if !narrows() {
             return;
         }
         let odd = [
@@ -107,7 +140,7 @@ mod tests {
             -1e-39,
             1e-38,
             -0.0,
-            1.00390625,
+            1.0 + 1.0 / 256.0,
         ];
         for columns in [1, 10, 16, 17, 32, 33, 70] {
             let sums: Vec<f32> = (0..3 * 80)
@@ -132,7 +165,7 @@ mod tests {
                     stride: 80,
                 };
                 // SAFETY: the slices are longer than the block.
-                unsafe { store(sums.as_ptr(), &block, y.as_mut_ptr(), 100, bias, least) };
+                unsafe { store_bf16(sums.as_ptr(), &block, y.as_mut_ptr(), 100, bias, least) };
                 for (row, column) in (0..3).flat_map(|r| (0..100).map(move |c| (r, c))) {
                     let sum = sums[row * 80 + column.min(79)] + bias.map_or(-0.0, |b| b[(5 + column).min(79)].widen());
                     let expected = match column < columns {
