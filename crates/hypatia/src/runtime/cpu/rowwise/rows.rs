@@ -26,6 +26,14 @@ const BATCH: usize = 8;
 /// Elements that are summed before the sum goes to f64.
 const BLOCK: usize = 4096;
 
+/// Factors and summands, one for each column.
+#[derive(Clone, Copy)]
+pub(super) enum Finish<'a, T> {
+    Nothing,
+    Scale(&'a [T]),
+    ScaleShift(&'a [T], &'a [T]),
+}
+
 /// Some rows and room for what becomes of them.
 pub(super) struct Rows<'a, T> {
     pub(super) op: RowOp,
@@ -33,6 +41,8 @@ pub(super) struct Rows<'a, T> {
     pub(super) target: &'a mut [T],
     pub(super) count: usize,
     pub(super) width: usize,
+    /// What is done to the results of norms.
+    pub(super) finish: Finish<'a, T>,
     /// Memory that these rows go to, and memory for the next ones.
     pub(super) soon: Ahead,
     pub(super) next: Ahead,
@@ -49,6 +59,7 @@ impl<T: Number> Kernel for Rows<'_, T> {
             target,
             count,
             width,
+            finish,
             mut soon,
             mut next,
         } = self;
@@ -58,7 +69,7 @@ impl<T: Number> Kernel for Rows<'_, T> {
             }
         } else if width > 0 {
             for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
-                normalise::<T, FMA>(op, width, x, y, &mut soon, &mut next);
+                normalise::<T, FMA>(op, width, finish, x, y, &mut soon, &mut next);
             }
         }
     }
@@ -79,6 +90,7 @@ fn reduce<T: Number>(op: RowOp, x: &[T], next: &mut Ahead) -> T {
 fn normalise<T: Number, const FMA: bool>(
     op: RowOp,
     width: usize,
+    finish: Finish<T>,
     x: &[T],
     y: &mut [T],
     soon: &mut Ahead,
@@ -101,7 +113,7 @@ fn normalise<T: Number, const FMA: bool>(
                 if op == RowOp::Softmax {
                     y.iter_mut().for_each(|v| *v = *v * scale);
                 } else {
-                    map(x, y, None, |v| (v - most) - scale);
+                    map(x, y, Finish::Nothing, &mut Ahead::new(), |v| (v - most) - scale);
                 }
             }
         }
@@ -116,7 +128,7 @@ fn normalise<T: Number, const FMA: bool>(
             }
             for ((((x, y), high), low), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(low).zip(scale)
             {
-                map(x, y, Some(next), |v| ((v - high) - low) * scale);
+                map(x, y, finish, next, |v| ((v - high) - low) * scale);
             }
         }
         RowOp::RmsNorm { eps } => {
@@ -124,7 +136,7 @@ fn normalise<T: Number, const FMA: bool>(
                 *scale = T::from_f64(1.0 / (sums(x, soon, |v| [square(v)])[0] / n + eps).sqrt());
             }
             for ((x, y), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(scale) {
-                map(x, y, Some(next), |v| v * scale);
+                map(x, y, finish, next, |v| v * scale);
             }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
@@ -156,19 +168,30 @@ fn square<T: Number>(x: T) -> T {
     x * x
 }
 
+/// Writes `f` of a row, and what `finish` makes of it.
 #[inline(always)]
-fn map<T: Number>(x: &[T], y: &mut [T], mut ahead: Option<&mut Ahead>, f: impl Fn(T) -> T) {
-    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks_mut::<LANES>());
-    for (y, x) in y.iter_mut().zip(x) {
-        if let Some(ahead) = &mut ahead {
-            fetch(ahead, x);
-        }
+fn map<T: Number>(x: &[T], y: &mut [T], finish: Finish<T>, ahead: &mut Ahead, f: impl Fn(T) -> T) {
+    match finish {
+        Finish::Nothing => zip(x, x, x, y, ahead, |v, _, _| f(v)),
+        Finish::Scale(scale) => zip(x, scale, scale, y, ahead, |v, scale, _| f(v) * scale),
+        Finish::ScaleShift(scale, shift) => zip(x, scale, shift, y, ahead, |v, scale, shift| f(v) * scale + shift),
+    }
+}
+
+#[inline(always)]
+fn zip<T: Number>(a: &[T], b: &[T], c: &[T], y: &mut [T], ahead: &mut Ahead, f: impl Fn(T, T, T) -> T) {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let (c, c_rest) = c.as_chunks::<LANES>();
+    let (y, y_rest) = y.as_chunks_mut::<LANES>();
+    for (((y, a), b), c) in y.iter_mut().zip(a).zip(b).zip(c) {
+        fetch(ahead, a);
         for i in 0..LANES {
-            y[i] = f(x[i]);
+            y[i] = f(a[i], b[i], c[i]);
         }
     }
-    for (y, x) in y_rest.iter_mut().zip(x_rest) {
-        *y = f(*x);
+    for (((y, a), b), c) in y_rest.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
+        *y = f(*a, *b, *c);
     }
 }
 
