@@ -250,16 +250,15 @@ impl Rowwise {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
-            let (mut soon, mut next) = (Ahead::new(), Ahead::new());
-            if !self.op.reduces() {
-                bound
-                    .make
-                    .iter()
-                    .for_each(|a| a.ask(out_at..out_at + out_len, size, &mut soon));
+            // While these rows are computed, lines of the next ones are asked for.
+            let later = (row + count)..end.min(row + count + group);
+            let (mut from, mut to) = (Ahead::new(), Ahead::new());
+            for access in bound.take.iter().chain(&bound.keep) {
+                access.ask(later.start * width..later.end * width, size, &mut from);
             }
-            let later = at + len..end.min(row + 2 * group) * width;
-            bound.take.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
-            bound.keep.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
+            for access in bound.make.iter().filter(|_| !self.op.reduces()) {
+                access.ask(later.start * width..later.end * width, size, &mut to);
+            }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
@@ -289,8 +288,8 @@ impl Rowwise {
                     count,
                     width,
                     finish,
-                    soon,
-                    next,
+                    from,
+                    to,
                 });
                 match &mut epilogue {
                     Some(region) => {

@@ -43,9 +43,9 @@ pub(super) struct Rows<'a, T> {
     pub(super) width: usize,
     /// What is done to the results of norms.
     pub(super) finish: Finish<'a, T>,
-    /// Memory that these rows go to, and memory for the next ones.
-    pub(super) soon: Ahead,
-    pub(super) next: Ahead,
+    /// Memory that the next rows come from and go to.
+    pub(super) from: Ahead,
+    pub(super) to: Ahead,
 }
 
 impl<T: Number> Kernel for Rows<'_, T> {
@@ -60,27 +60,27 @@ impl<T: Number> Kernel for Rows<'_, T> {
             count,
             width,
             finish,
-            mut soon,
-            mut next,
+            mut from,
+            mut to,
         } = self;
         if op.reduces() {
             for row in 0..count {
-                target[row] = reduce(op, &source[row * width..(row + 1) * width], &mut next);
+                target[row] = reduce(op, &source[row * width..(row + 1) * width], &mut from);
             }
         } else if width > 0 {
             for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
-                normalise::<T, FMA>(op, width, finish, x, y, &mut soon, &mut next);
+                normalise::<T, FMA>(op, width, finish, x, y, &mut from, &mut to);
             }
         }
     }
 }
 
 #[inline(always)]
-fn reduce<T: Number>(op: RowOp, x: &[T], next: &mut Ahead) -> T {
+fn reduce<T: Number>(op: RowOp, x: &[T], from: &mut Ahead) -> T {
     match op {
-        RowOp::Amax => greatest(x, next, real::maximum),
-        RowOp::Mean => T::from_f64(sums(x, next, |v| [v])[0] / x.len() as f64),
-        _ => T::from_f64(sums(x, next, |v| [v])[0]),
+        RowOp::Amax => greatest(x, from, real::maximum),
+        RowOp::Mean => T::from_f64(sums(x, from, |v| [v])[0] / x.len() as f64),
+        _ => T::from_f64(sums(x, from, |v| [v])[0]),
     }
 }
 
@@ -93,8 +93,8 @@ fn normalise<T: Number, const FMA: bool>(
     finish: Finish<T>,
     x: &[T],
     y: &mut [T],
-    soon: &mut Ahead,
-    next: &mut Ahead,
+    from: &mut Ahead,
+    to: &mut Ahead,
 ) {
     let n = width as f64;
     let zero = T::from_f64(0.0);
@@ -103,10 +103,10 @@ fn normalise<T: Number, const FMA: bool>(
         RowOp::Softmax | RowOp::LogSoftmax => {
             for (x, most) in x.chunks(width).zip(&mut most) {
                 // A NaN that the comparison passes over comes back in the exponentials.
-                *most = greatest(x, soon, |a, b| if b > a { b } else { a });
+                *most = greatest(x, &mut Ahead::new(), |a, b| if b > a { b } else { a });
             }
             for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(&mut scale) {
-                let total = exponentials::<T, FMA>(x, y, most, next);
+                let total = exponentials::<T, FMA>(x, y, most, from, to);
                 *scale = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
             }
             for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(scale) {
@@ -121,22 +121,22 @@ fn normalise<T: Number, const FMA: bool>(
             // The mean in two parts, since its rounding would matter.
             let mut low = [zero; BATCH];
             for (((x, high), low), scale) in x.chunks(width).zip(&mut most).zip(&mut low).zip(&mut scale) {
-                let (mean, variance) = moments(x, soon);
+                let (mean, variance) = moments(x, to);
                 *high = T::from_f64(mean);
                 *low = T::from_f64(mean - high.to_f64());
                 *scale = T::from_f64(1.0 / (variance + eps).sqrt());
             }
             for ((((x, y), high), low), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(low).zip(scale)
             {
-                map(x, y, finish, next, |v| ((v - high) - low) * scale);
+                map(x, y, finish, from, |v| ((v - high) - low) * scale);
             }
         }
         RowOp::RmsNorm { eps } => {
             for (x, scale) in x.chunks(width).zip(&mut scale) {
-                *scale = T::from_f64(1.0 / (sums(x, soon, |v| [square(v)])[0] / n + eps).sqrt());
+                *scale = T::from_f64(1.0 / (sums(x, to, |v| [square(v)])[0] / n + eps).sqrt());
             }
             for ((x, y), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(scale) {
-                map(x, y, finish, next, |v| v * scale);
+                map(x, y, finish, from, |v| v * scale);
             }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
@@ -206,7 +206,7 @@ fn fetch<T: Number>(ahead: &mut Ahead, _chunk: &[T; LANES]) {
 
 /// Writes the exponentials of what is left of a row without its greatest element, and sums them.
 #[inline(always)]
-fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, ahead: &mut Ahead) -> f64 {
+fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, from: &mut Ahead, to: &mut Ahead) -> f64 {
     /// One vector: its additions take less time than its exponentials.
     const NARROW: usize = 16;
     let zero = T::from_f64(0.0);
@@ -215,7 +215,8 @@ fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, ahead
         let mut lanes = [zero; NARROW];
         let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<NARROW>(), y.as_chunks_mut::<NARROW>());
         for (y, x) in y.iter_mut().zip(x) {
-            ahead.fetch::<1>();
+            from.fetch::<1>();
+            to.fetch::<1>();
             for i in 0..NARROW {
                 y[i] = (x[i] - most).exp_below::<FMA>();
                 lanes[i] = lanes[i] + y[i];
