@@ -12,6 +12,9 @@ use super::lanes::{Ahead, Kernel, Level, dispatch_at, level};
 mod pieces;
 pub mod real;
 pub mod single;
+pub mod trig;
+
+pub use trig::{cos, sin};
 
 /// Lanes of the widest vector: rests of slices are padded to it, since vector code is faster than a scalar rest.
 const LANES: usize = 16;
@@ -148,50 +151,6 @@ functions! {
     relu Relu "x where it is not negative and zero elsewhere, in place; NaN stays." |x| single::relu(x);
     sqrt Sqrt "The square root, in place." |x| x.sqrt();
     rsqrt Rsqrt "One over the square root, in place." |x| 1.0 / x.sqrt();
-}
-
-#[derive(Clone, Copy)]
-struct Sine;
-
-impl Function for Sine {
-    #[inline(always)]
-    fn call<const FMA: bool>(self, x: f32) -> f32 {
-        single::sin::<FMA>(x)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Cosine;
-
-impl Function for Cosine {
-    #[inline(always)]
-    fn call<const FMA: bool>(self, x: f32) -> f32 {
-        single::cos::<FMA>(x)
-    }
-}
-
-/// The sine, in place.
-pub fn sin(x: &mut [f32]) {
-    apply(level(), Sine, x);
-    finish_trig(x, f64::sin);
-}
-
-/// The cosine, in place.
-pub fn cos(x: &mut [f32]) {
-    apply(level(), Cosine, x);
-    finish_trig(x, f64::cos);
-}
-
-/// Sines of huge numbers, which the vector code leaves as they were.
-pub(crate) fn finish_trig(values: &mut [f32], f: fn(f64) -> f64) {
-    if values
-        .iter()
-        .fold(false, |any, x| any | single::needs_long_reduction(*x))
-    {
-        for x in values.iter_mut().filter(|x| single::needs_long_reduction(**x)) {
-            *x = f(f64::from(*x)) as f32;
-        }
-    }
 }
 
 #[cfg(test)]

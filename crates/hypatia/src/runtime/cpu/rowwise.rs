@@ -29,7 +29,7 @@ use super::region::{Access, Bound, Region, Runner, View, ViewMut, check_bounds, 
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
-use rows::{Number, Rows};
+use rows::{Finish, Number, Rows};
 
 /// What is done with a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -241,22 +241,24 @@ impl Rowwise {
             bound.make.clone(),
         );
         let mut prologue = self.prologue.as_ref().map(Runner::new);
-        let mut epilogue = self.epilogue.as_ref().map(Runner::new);
+        // SAFETY: `run` checked the memory of the epilogue's inputs.
+        let finish = unsafe { self.finish::<T>(bound, width) };
+        let alone = !matches!(finish, Finish::Nothing);
+        let mut epilogue = self.epilogue.as_ref().filter(|_| !alone).map(Runner::new);
         let per_row = if self.op.reduces() { 1 } else { width };
         for row in (start..end).step_by(group) {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
-            let (mut soon, mut next) = (Ahead::new(), Ahead::new());
-            if !self.op.reduces() {
-                bound
-                    .make
-                    .iter()
-                    .for_each(|a| a.ask(out_at..out_at + out_len, size, &mut soon));
+            // While these rows are computed, lines of the next ones are asked for.
+            let later = (row + count)..end.min(row + count + group);
+            let (mut from, mut to) = (Ahead::new(), Ahead::new());
+            for access in bound.take.iter().chain(&bound.keep) {
+                access.ask(later.start * width..later.end * width, size, &mut from);
             }
-            let later = at + len..end.min(row + 2 * group) * width;
-            bound.take.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
-            bound.keep.iter().for_each(|a| a.ask(later.clone(), size, &mut next));
+            for access in bound.make.iter().filter(|_| !self.op.reduces()) {
+                access.ask(later.start * width..later.end * width, size, &mut to);
+            }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
@@ -272,7 +274,7 @@ impl Rowwise {
                         first
                     }),
                 };
-                let target = match &self.epilogue {
+                let target = match &epilogue {
                     None => bound.make[0]
                         .direct(out_at, out_len)
                         .filter(|t| *t != source)
@@ -285,8 +287,9 @@ impl Rowwise {
                     target: std::slice::from_raw_parts_mut(target.cast(), out_len),
                     count,
                     width,
-                    soon,
-                    next,
+                    finish,
+                    from,
+                    to,
                 });
                 match &mut epilogue {
                     Some(region) => {
@@ -299,6 +302,28 @@ impl Rowwise {
             }
         }
         BUFFER.set(buffer);
+    }
+
+    /// The epilogue as part of a norm, if it is that simple.
+    ///
+    /// # Safety
+    /// The memory of the epilogue's inputs must be readable as long as the result lives.
+    unsafe fn finish<'a, T: Number>(&self, bound: &Stages, width: usize) -> Finish<'a, T> {
+        let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
+        let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
+            return Finish::Nothing;
+        };
+        // The epilogue's first input is the result of the norm.
+        let row = |input: usize| {
+            let data = bound.join[input - 1].only_row(width)?;
+            // SAFETY: as promised by the caller; all inputs of such an epilogue have the type that is computed in.
+            Some(unsafe { std::slice::from_raw_parts(data.cast(), width) })
+        };
+        match (row(affine.scale), affine.shift.map(row)) {
+            (Some(scale), None) => Finish::Scale(scale),
+            (Some(scale), Some(Some(shift))) => Finish::ScaleShift(scale, shift),
+            _ => Finish::Nothing,
+        }
     }
 
     fn dense(&self, data: *mut u8, start: usize, len: usize) -> Access {

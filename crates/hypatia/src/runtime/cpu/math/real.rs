@@ -1,6 +1,6 @@
 //! The functions of kernels, for f32 and f64 alike.
 
-use super::single;
+use super::{single, trig};
 
 macro_rules! real {
     ($($name:ident $doc:literal |$x:ident| $single:expr, $double:expr;)*) => {
@@ -86,8 +86,8 @@ real! {
     rsqrt "One over the square root." |x| 1.0 / x.sqrt(), 1.0 / x.sqrt();
     reciprocal "1/x." |x| 1.0 / x, 1.0 / x;
     square "x²." |x| x * x, x * x;
-    sin "The sine; huge f32 stay as they are, for a second pass." |x| single::sin::<FMA>(x), x.sin();
-    cos "The cosine; huge f32 stay as they are, for a second pass." |x| single::cos::<FMA>(x), x.cos();
+    sin "The sine; huge f32 stay as they are, for a second pass." |x| trig::sin1::<FMA>(x), x.sin();
+    cos "The cosine; huge f32 stay as they are, for a second pass." |x| trig::cos1::<FMA>(x), x.cos();
     erf "The error function." |x| single::erf::<FMA>(x), libm::erf(x);
     tanh "The hyperbolic tangent." |x| single::tanh::<FMA>(x), x.tanh();
     sigmoid "1 / (1 + e⁻ˣ)." |x| single::sigmoid::<FMA>(x), 1.0 / (1.0 + (-x).exp());

@@ -71,7 +71,7 @@ const GELU_CUBIC: (f32, f32) = (0.071_354_814, 2.398_832_5e-9);
 
 /// Horner's scheme, the constant term first.
 #[inline(always)]
-fn poly<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
+pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
     let mut sum = c[N - 1];
     for i in (0..N - 1).rev() {
         sum = fma::<FMA>(sum, x, c[i]);
@@ -357,52 +357,4 @@ pub fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
     );
     let result = gate::<FMA>(at_least(x, -30.0), product, error, x > 0.0);
     zero_times_infinity(x, result.copysign(x))
-}
-
-/// Half a turn's half with 25 bits, so that multiples below 2²⁸ are exact in f64, and the rest.
-const QUARTER_HI: f64 = 1.570_796_310_901_641_8;
-const QUARTER_LO: f64 = 1.589_325_477_352_819_7e-8;
-/// Beyond it, sines need a longer reduction: see [`needs_long_reduction`].
-const TRIG_LIMIT: f32 = 1e8;
-
-/// True where [`sin`] and [`cos`] give up, infinities among them. No sine is as large, so they can be told apart.
-#[inline(always)]
-pub fn needs_long_reduction(x: f32) -> bool {
-    x.abs() > TRIG_LIMIT
-}
-
-/// sin(x + quarter π/2).
-#[inline(always)]
-fn sine<const FMA: bool>(x: f32, quarter: u32) -> f32 {
-    const ROUND64: f64 = 6_755_399_441_055_744.0;
-    let y = f64::from(x);
-    let shifted = y * std::f64::consts::FRAC_2_PI + ROUND64;
-    let n = shifted - ROUND64;
-    let r = ((y - n * QUARTER_HI) - n * QUARTER_LO) as f32;
-    let turn = (shifted.to_bits() as u32).wrapping_add(quarter);
-    let s = r * r;
-    let sin = fma::<FMA>(r * s, poly::<FMA, 3>(s, SIN), r);
-    let cos = fma::<FMA>(s * s, poly::<FMA, 3>(s, COS), fma::<FMA>(-0.5, s, 1.0));
-    let value = if turn & 1 == 0 { sin } else { cos };
-    f32::from_bits(value.to_bits() ^ (turn & 2) << 30)
-}
-
-/// (sin(r) - r) / r³ in r², for |r| <= π/4.
-const SIN: [f32; 3] = [-0.166_666_55, 0.008_332_187, -1.951_790_9e-4];
-/// (cos(r) - 1 + r²/2) / r⁴ in r², for |r| <= π/4.
-const COS: [f32; 3] = [0.041_666_646, -0.001_388_731, 2.443_233_6e-5];
-
-/// The sine; where it [`needs_long_reduction`], the argument itself.
-#[inline(always)]
-pub fn sin<const FMA: bool>(x: f32) -> f32 {
-    let result = sine::<FMA>(x, 0);
-    // The reduction turns -0 into 0.
-    if x == 0.0 || needs_long_reduction(x) { x } else { result }
-}
-
-/// The cosine; where it [`needs_long_reduction`], the argument itself.
-#[inline(always)]
-pub fn cos<const FMA: bool>(x: f32) -> f32 {
-    let result = sine::<FMA>(x, 1);
-    if needs_long_reduction(x) { x } else { result }
 }

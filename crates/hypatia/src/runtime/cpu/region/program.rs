@@ -2,7 +2,8 @@
 
 use super::access::Class;
 use super::loops::{Kind, Loop};
-use super::table::{self, InPlace};
+use super::rounding::{InPlace, round};
+use super::table;
 use super::{Instruction, Op, Rounding, Scalar};
 use crate::ty::DType;
 
@@ -44,6 +45,8 @@ pub(crate) struct Program {
     pub(crate) arena: usize,
     /// About the nanoseconds an element takes.
     pub(crate) weight: f64,
+    /// Whether there is one loop besides loads, and nothing but its result is an output.
+    pub(crate) one_loop: bool,
     /// The first step that takes so long that other memory can be asked for meanwhile.
     pub(crate) asks: Option<usize>,
     classes: Vec<Class>,
@@ -91,6 +94,11 @@ impl Program {
             program.outputs.push(tile);
         }
         program.weight += 0.05 * (inputs + outputs.len()) as f64;
+        let mut loops = program.steps.iter().filter(|s| !matches!(s, Step::Load { .. }));
+        program.one_loop = match (loops.next(), loops.next(), &program.outputs[..]) {
+            (Some(Step::Compute { value, .. }), None, [output]) => value == output,
+            _ => false,
+        };
         program.asks = program
             .steps
             .iter()
@@ -172,7 +180,7 @@ impl Program {
         let explicit = matches!(op, Op::Cast(_)) || !dtype.is_float();
         if !exact
             && (explicit || rounding == Rounding::EveryOp)
-            && let Some(run) = table::round(dtype)
+            && let Some(run) = round(dtype)
         {
             self.steps.push(Step::Round { run, value });
             self.weight += 0.05;

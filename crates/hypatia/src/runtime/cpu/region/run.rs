@@ -24,6 +24,9 @@ const WORTH_THREADS: f64 = 20_000.0;
 /// Parts for each thread: enough to even out a thread that is late.
 const PARTS: usize = 4;
 
+/// Elements of a tile that goes from memory to memory by one loop.
+const LONG_TILE: usize = 16 * TILE;
+
 /// A cache line, so that registers are aligned.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
@@ -140,8 +143,11 @@ impl<'a> Runner<'a> {
     /// use the outputs there.
     pub(crate) unsafe fn run(&mut self, bound: &Bound, start: usize, end: usize) {
         let p = &self.region.program;
-        for at in (start..end).step_by(TILE) {
-            let exact = TILE.min(end - at);
+        let mut next = start;
+        while next < end {
+            let at = next;
+            let exact = self.tile(bound, at, end);
+            next += exact;
             let len = exact.next_multiple_of(LANES);
             self.slots.copy_from_slice(&self.registers);
             if len == exact && bound.apart {
@@ -179,12 +185,27 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// The length of the tile at a position: longer where no registers are used.
+    fn tile(&self, bound: &Bound, at: usize, end: usize) -> usize {
+        let long = LONG_TILE.min(end - at) / LANES * LANES;
+        let mut memory = bound.inputs.iter().chain(&bound.outputs);
+        if self.region.program.one_loop && bound.apart && long > TILE && memory.all(|a| a.direct(at, long).is_some()) {
+            return long;
+        }
+        TILE.min(end - at)
+    }
+
     /// What to ask for while the tile at this position is computed: where it goes, and what the next one needs.
     fn ahead(&self, bound: &Bound, at: usize, end: usize) -> Ahead {
         let mut ahead = Ahead::new();
         if self.region.program.asks.is_some() {
             let (next, after) = (end.min(at + TILE), end.min(at + 2 * TILE));
-            bound.outputs.iter().for_each(|o| o.ask(at..next, 4, &mut ahead));
+            // A loop that writes the result itself is to find its lines there.
+            let lead = if self.region.program.one_loop { TILE / 2 } else { 0 };
+            bound
+                .outputs
+                .iter()
+                .for_each(|o| o.ask(end.min(at + lead)..next, 4, &mut ahead));
             bound.inputs.iter().for_each(|i| i.ask(next..after, 4, &mut ahead));
         }
         ahead

@@ -26,6 +26,14 @@ const BATCH: usize = 8;
 /// Elements that are summed before the sum goes to f64.
 const BLOCK: usize = 4096;
 
+/// Factors and summands, one for each column.
+#[derive(Clone, Copy)]
+pub(super) enum Finish<'a, T> {
+    Nothing,
+    Scale(&'a [T]),
+    ScaleShift(&'a [T], &'a [T]),
+}
+
 /// Some rows and room for what becomes of them.
 pub(super) struct Rows<'a, T> {
     pub(super) op: RowOp,
@@ -33,9 +41,11 @@ pub(super) struct Rows<'a, T> {
     pub(super) target: &'a mut [T],
     pub(super) count: usize,
     pub(super) width: usize,
-    /// Memory that these rows go to, and memory for the next ones.
-    pub(super) soon: Ahead,
-    pub(super) next: Ahead,
+    /// What is done to the results of norms.
+    pub(super) finish: Finish<'a, T>,
+    /// Memory that the next rows come from and go to.
+    pub(super) from: Ahead,
+    pub(super) to: Ahead,
 }
 
 impl<T: Number> Kernel for Rows<'_, T> {
@@ -49,27 +59,28 @@ impl<T: Number> Kernel for Rows<'_, T> {
             target,
             count,
             width,
-            mut soon,
-            mut next,
+            finish,
+            mut from,
+            mut to,
         } = self;
         if op.reduces() {
             for row in 0..count {
-                target[row] = reduce(op, &source[row * width..(row + 1) * width], &mut next);
+                target[row] = reduce(op, &source[row * width..(row + 1) * width], &mut from);
             }
         } else if width > 0 {
             for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
-                normalise::<T, FMA>(op, width, x, y, &mut soon, &mut next);
+                normalise::<T, FMA>(op, width, finish, x, y, &mut from, &mut to);
             }
         }
     }
 }
 
 #[inline(always)]
-fn reduce<T: Number>(op: RowOp, x: &[T], next: &mut Ahead) -> T {
+fn reduce<T: Number>(op: RowOp, x: &[T], from: &mut Ahead) -> T {
     match op {
-        RowOp::Amax => greatest(x, next, real::maximum),
-        RowOp::Mean => T::from_f64(sums(x, next, |v| [v])[0] / x.len() as f64),
-        _ => T::from_f64(sums(x, next, |v| [v])[0]),
+        RowOp::Amax => greatest(x, from, real::maximum),
+        RowOp::Mean => T::from_f64(sums(x, from, |v| [v])[0] / x.len() as f64),
+        _ => T::from_f64(sums(x, from, |v| [v])[0]),
     }
 }
 
@@ -79,10 +90,11 @@ fn reduce<T: Number>(op: RowOp, x: &[T], next: &mut Ahead) -> T {
 fn normalise<T: Number, const FMA: bool>(
     op: RowOp,
     width: usize,
+    finish: Finish<T>,
     x: &[T],
     y: &mut [T],
-    soon: &mut Ahead,
-    next: &mut Ahead,
+    from: &mut Ahead,
+    to: &mut Ahead,
 ) {
     let n = width as f64;
     let zero = T::from_f64(0.0);
@@ -91,17 +103,17 @@ fn normalise<T: Number, const FMA: bool>(
         RowOp::Softmax | RowOp::LogSoftmax => {
             for (x, most) in x.chunks(width).zip(&mut most) {
                 // A NaN that the comparison passes over comes back in the exponentials.
-                *most = greatest(x, soon, |a, b| if b > a { b } else { a });
+                *most = greatest(x, &mut Ahead::new(), |a, b| if b > a { b } else { a });
             }
             for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(&mut scale) {
-                let total = exponentials::<T, FMA>(x, y, most, next);
+                let total = exponentials::<T, FMA>(x, y, most, from, to);
                 *scale = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
             }
             for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(scale) {
                 if op == RowOp::Softmax {
                     y.iter_mut().for_each(|v| *v = *v * scale);
                 } else {
-                    map(x, y, None, |v| (v - most) - scale);
+                    map(x, y, Finish::Nothing, &mut Ahead::new(), |v| (v - most) - scale);
                 }
             }
         }
@@ -109,22 +121,22 @@ fn normalise<T: Number, const FMA: bool>(
             // The mean in two parts, since its rounding would matter.
             let mut low = [zero; BATCH];
             for (((x, high), low), scale) in x.chunks(width).zip(&mut most).zip(&mut low).zip(&mut scale) {
-                let (mean, variance) = moments(x, soon);
+                let (mean, variance) = moments(x, to);
                 *high = T::from_f64(mean);
                 *low = T::from_f64(mean - high.to_f64());
                 *scale = T::from_f64(1.0 / (variance + eps).sqrt());
             }
             for ((((x, y), high), low), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(low).zip(scale)
             {
-                map(x, y, Some(next), |v| ((v - high) - low) * scale);
+                map(x, y, finish, from, |v| ((v - high) - low) * scale);
             }
         }
         RowOp::RmsNorm { eps } => {
             for (x, scale) in x.chunks(width).zip(&mut scale) {
-                *scale = T::from_f64(1.0 / (sums(x, soon, |v| [square(v)])[0] / n + eps).sqrt());
+                *scale = T::from_f64(1.0 / (sums(x, to, |v| [square(v)])[0] / n + eps).sqrt());
             }
             for ((x, y), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(scale) {
-                map(x, y, Some(next), |v| v * scale);
+                map(x, y, finish, from, |v| v * scale);
             }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
@@ -156,19 +168,30 @@ fn square<T: Number>(x: T) -> T {
     x * x
 }
 
+/// Writes `f` of a row, and what `finish` makes of it.
 #[inline(always)]
-fn map<T: Number>(x: &[T], y: &mut [T], mut ahead: Option<&mut Ahead>, f: impl Fn(T) -> T) {
-    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks_mut::<LANES>());
-    for (y, x) in y.iter_mut().zip(x) {
-        if let Some(ahead) = &mut ahead {
-            fetch(ahead, x);
-        }
+fn map<T: Number>(x: &[T], y: &mut [T], finish: Finish<T>, ahead: &mut Ahead, f: impl Fn(T) -> T) {
+    match finish {
+        Finish::Nothing => zip(x, x, x, y, ahead, |v, _, _| f(v)),
+        Finish::Scale(scale) => zip(x, scale, scale, y, ahead, |v, scale, _| f(v) * scale),
+        Finish::ScaleShift(scale, shift) => zip(x, scale, shift, y, ahead, |v, scale, shift| f(v) * scale + shift),
+    }
+}
+
+#[inline(always)]
+fn zip<T: Number>(a: &[T], b: &[T], c: &[T], y: &mut [T], ahead: &mut Ahead, f: impl Fn(T, T, T) -> T) {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let (c, c_rest) = c.as_chunks::<LANES>();
+    let (y, y_rest) = y.as_chunks_mut::<LANES>();
+    for (((y, a), b), c) in y.iter_mut().zip(a).zip(b).zip(c) {
+        fetch(ahead, a);
         for i in 0..LANES {
-            y[i] = f(x[i]);
+            y[i] = f(a[i], b[i], c[i]);
         }
     }
-    for (y, x) in y_rest.iter_mut().zip(x_rest) {
-        *y = f(*x);
+    for (((y, a), b), c) in y_rest.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
+        *y = f(*a, *b, *c);
     }
 }
 
@@ -183,7 +206,7 @@ fn fetch<T: Number>(ahead: &mut Ahead, _chunk: &[T; LANES]) {
 
 /// Writes the exponentials of what is left of a row without its greatest element, and sums them.
 #[inline(always)]
-fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, ahead: &mut Ahead) -> f64 {
+fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, from: &mut Ahead, to: &mut Ahead) -> f64 {
     /// One vector: its additions take less time than its exponentials.
     const NARROW: usize = 16;
     let zero = T::from_f64(0.0);
@@ -192,7 +215,8 @@ fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, ahead
         let mut lanes = [zero; NARROW];
         let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<NARROW>(), y.as_chunks_mut::<NARROW>());
         for (y, x) in y.iter_mut().zip(x) {
-            ahead.fetch::<1>();
+            from.fetch::<1>();
+            to.fetch::<1>();
             for i in 0..NARROW {
                 y[i] = (x[i] - most).exp_below::<FMA>();
                 lanes[i] = lanes[i] + y[i];
