@@ -1,5 +1,6 @@
 //! Python binding: converts, calls, maps errors. Graphs, options and reports cross as JSON.
 
+mod cuda;
 mod plan;
 mod tensor;
 
@@ -219,5 +220,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
+    cuda::module(m)?;
     Ok(())
 }

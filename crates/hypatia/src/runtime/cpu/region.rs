@@ -142,6 +142,20 @@ pub struct Region {
     pub(crate) inputs: Vec<DType>,
     pub(crate) outputs: Vec<DType>,
     program: Program,
+    meaning: Meaning,
+}
+
+/// A region as it was written, for machines other than this one.
+#[derive(Debug, Clone)]
+pub struct Meaning {
+    /// One value each, after those of the inputs.
+    pub instructions: Vec<Instruction>,
+    /// The dtype of every value, those of the inputs first.
+    pub types: Vec<DType>,
+    /// The number of the value of each output.
+    pub outputs: Vec<usize>,
+    /// When 16-bit values are rounded.
+    pub rounding: Rounding,
 }
 
 impl Region {
@@ -172,7 +186,18 @@ impl Region {
             inputs: inputs.to_vec(),
             outputs: outputs.iter().map(|&o| types[o]).collect(),
             program: Program::new(inputs.len(), &instructions, &types, outputs, rounding),
+            meaning: Meaning {
+                instructions,
+                types,
+                outputs: outputs.to_vec(),
+                rounding,
+            },
         })
+    }
+
+    /// What it computes.
+    pub fn meaning(&self) -> &Meaning {
+        &self.meaning
     }
 
     /// The dtypes of the inputs.

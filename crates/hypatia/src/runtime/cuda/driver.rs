@@ -63,6 +63,11 @@ pub fn version() -> Result<(u32, u32)> {
     Ok((number.unsigned_abs() / 1000, number.unsigned_abs() % 1000 / 10))
 }
 
+/// How the driver was found.
+pub fn origin() -> Result<&'static str> {
+    Ok(&Driver::get()?.origin)
+}
+
 impl Device {
     /// The device of this number, as torch counts them.
     pub fn get(ordinal: u32) -> Result<&'static Device> {

@@ -58,7 +58,7 @@ pub(super) fn open(name: &'static str, files: &[&str]) -> Result<Opened> {
                 let origin = path.display().to_string();
                 return Ok(Opened { library, origin });
             }
-            Err(e) => reasons.push(e.to_string()),
+            Err(e) => reasons.push(reason(&e)),
         }
     }
     for file in files {
@@ -67,7 +67,7 @@ pub(super) fn open(name: &'static str, files: &[&str]) -> Result<Opened> {
                 let origin = "found by the linker".into();
                 return Ok(Opened { library, origin });
             }
-            Err(e) => reasons.push(e.to_string()),
+            Err(e) => reasons.push(reason(&e)),
         }
     }
     Err(missing(name, reasons.join("; ")))
@@ -100,6 +100,11 @@ pub(super) fn open_companions(starts: &[&str]) {
 fn load(file: &OsStr, flags: i32) -> Result<Library, libloading::Error> {
     // SAFETY: NVIDIA's libraries do nothing on loading that the process could notice.
     unsafe { Library::open(Some(file), RTLD_NOW | flags) }
+}
+
+/// What the loader said, which it keeps behind its own error.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 pub(super) fn missing(library: &'static str, reason: String) -> Error {
@@ -144,7 +149,10 @@ macro_rules! library {
 
             fn load(opened: $crate::runtime::cuda::loading::Opened) -> $crate::runtime::cuda::Result<$table> {
                 let library = opened.library;
-                let absent = |e: libloading::Error| $crate::runtime::cuda::loading::missing($name, e.to_string());
+                let absent = |e: libloading::Error| {
+                    let reason = $crate::runtime::cuda::loading::reason(&e);
+                    $crate::runtime::cuda::loading::missing($name, reason)
+                };
                 // SAFETY: the signatures are those of the library's headers, which keep them for all versions.
                 unsafe {
                     Ok($table {
@@ -180,11 +188,12 @@ pub(super) mod testing {
     use super::Error;
 
     /// Says that a test is skipped where a library is missing; any other failure is one of the test.
+    #[allow(clippy::print_stderr)]
     pub(in super::super) fn has(library: &str, error: Option<Error>) -> bool {
         match error {
             None => true,
             Some(e @ Error::Missing { .. }) => {
-                tracing::warn!("skipped without {library}: {e}");
+                eprintln!("skipped without {library}: {e}");
                 false
             }
             Some(e) => panic!("{e}"),

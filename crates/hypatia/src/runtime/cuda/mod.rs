@@ -13,12 +13,14 @@
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
 //! | [`replay`] | launches recorded once for each set of addresses |
 
+pub mod codegen;
 pub mod driver;
 mod error;
 pub mod gemm;
 pub mod kernel;
 pub mod loading;
 pub mod nvrtc;
+pub mod replay;
 mod sys;
 
 pub use error::{Error, Result};

@@ -54,7 +54,6 @@ library! {
         fn cuCtxPushCurrent_v2(context: Handle);
         fn cuCtxPopCurrent_v2(context: *mut Handle);
         fn cuStreamCreate(stream: *mut Handle, flags: c_uint);
-        fn cuStreamDestroy_v2(stream: Handle);
         fn cuStreamSynchronize(stream: Handle);
         fn cuStreamIsCapturing(stream: Handle, status: *mut c_uint);
         fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint);

@@ -1,0 +1,69 @@
+"""Times of single products beside torch's, in one table; ratios are of one run, times are medians."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+
+SHAPES = [(64, 784, 256), (256, 256, 512), (256, 1024, 512), (1024, 784, 2048), (512, 4096, 4096), (8192, 4096, 4096)]
+
+
+def main() -> int:
+    """Prints the table."""
+    import torch
+    from hypatia import cuda
+    from torch.nn import functional as F
+
+    if reason := cuda.available():
+        print(f"no GPU benchmark: {reason}")
+        return 0
+
+    def median(call: Callable[[], object]) -> float:
+        graph = torch.cuda.CUDAGraph()
+        for _ in range(3):
+            call()
+        with torch.cuda.graph(graph):
+            for _ in range(8):
+                call()
+        times = []
+        for _ in range(15):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / 8)
+        return sorted(times)[len(times) // 2]
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print("Linear + ReLU, microseconds of kernels (8 calls in a CUDA graph, median of 15)\n")
+    print("| M×K→N | dtype | bare product, torch | linear + relu, torch | tuned bare product | tuned with bias and ReLU | tuning, s |")
+    print("|---|---|---|---|---|---|---|")
+    for (m, k, n), dtype in ((shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in SHAPES):
+        x = torch.randn(m, k, device="cuda", dtype=dtype)
+        w = torch.randn(n, k, device="cuda", dtype=dtype)
+        b = torch.randn(n, device="cuda", dtype=dtype)
+        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        start = time.perf_counter()
+        fused = cuda.Product(x, w.T, epilogue="relu_bias")
+        fused.tune()
+        bare = cuda.Product(x, w.T)
+        bare.tune()
+        seconds = time.perf_counter() - start
+        row = [
+            median(lambda: x @ w.T),
+            median(lambda: F.linear(x, w, b).relu()),
+            median(lambda: bare(x, w.T, out)),
+            median(lambda: fused(x, w.T, out, bias=b)),
+        ]
+        cells = " | ".join(f"{us:.1f}" for us in row)
+        print(f"| {m}×{k}→{n} | {str(dtype)[6:]} | {cells} | {seconds:.2f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
