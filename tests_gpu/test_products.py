@@ -109,10 +109,11 @@ def _case(name: str, kind: str, layout: tuple[bool, bool], size: tuple[int, int,
         kept = aux.view(dtype).view(m, ld)[:, :n]
         assert _error(kept, exact_kept) <= 8 * DTYPES[kind], f"{what}, kept"
     if name == "relu_aux_bias":
-        kept = aux.view(m, ld // 8)[:, : (n + 7) // 8]
-        wrong = _bits(exact_kept, ld)[:, : (n + 7) // 8] ^ kept
-        share = float((wrong != 0).float().mean())
-        assert share < 0.05, f"{what}, {share:.1%} of the bytes of the mask differ"
+        places = torch.arange(8, device="cuda", dtype=torch.uint8)
+        kept = (aux.view(m, ld // 8, 1) >> places & 1).view(m, ld)[:, :n].bool()
+        # Where the exact value is nearly zero, rounding decides.
+        share = float((kept != exact_kept).float().mean())
+        assert share < 1e-2, f"{what}, {share:.1%} of the mask differ"
 
 
 def check_every_epilogue() -> str:

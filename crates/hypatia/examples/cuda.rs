@@ -3,11 +3,12 @@
 //! `cargo run --release --example cuda`; libraries are found through `HYPATIA_CUDA_LIBRARIES`.
 #![allow(clippy::print_stdout)]
 
+use std::slice::from_ref;
 use std::time::Instant;
 
 use hypatia::runtime::cpu::region::{Instruction, Op, Region, Rounding};
 use hypatia::runtime::cpu::rowwise::{RowOp, Rowwise};
-use hypatia::runtime::cuda::codegen::{self, Operand};
+use hypatia::runtime::cuda::codegen::{self, Operand, Split};
 use hypatia::runtime::cuda::driver::{Buffer, Device, Event, Graph, Stream};
 use hypatia::runtime::cuda::gemm::{Budget, Epilogue, Gemm, Operands, Problem, Scratch, scratch_bytes, tune};
 use hypatia::runtime::cuda::kernel::{Kernel, Loaded};
@@ -20,7 +21,9 @@ fn main() {
         Ok(device) => device,
         Err(e) => return println!("no GPU: {e}"),
     };
-    let report = chains(device).and_then(|()| kernels(device));
+    let report = chains(device)
+        .and_then(|()| kernels(device))
+        .and_then(|()| splits(device));
     if let Err(e) = report {
         println!("{e}");
         std::process::exit(1);
@@ -108,7 +111,7 @@ impl Chain {
 fn copy(dtype: DType, len: usize) -> Result<Kernel> {
     let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
     let dense = Operand::dense(dtype, &[len]);
-    codegen::pointwise(&region, &[len], &[dense.clone()], &[dense])
+    codegen::pointwise(&region, &[len], from_ref(&dense), from_ref(&dense))
 }
 
 fn unsupported(e: &hypatia::Error) -> hypatia::runtime::cuda::Error {
@@ -244,13 +247,13 @@ fn kernels(device: &'static Device) -> Result<()> {
         let region = Region::new(&[dtype; 2], code, &[3], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
         let row =
             |name: &str, (us, speed): (f64, f64)| println!("| {name} {dtype} | {shape:?} | {us:.0} | {speed:.2} |");
-        let kernel = codegen::pointwise(&region, &shape, &[dense.clone(), dense.clone()], &[dense.clone()])?;
+        let kernel = codegen::pointwise(&region, &shape, &[dense.clone(), dense.clone()], from_ref(&dense))?;
         row("gelu(x + y)", speed(device, &kernel, &[bytes; 3])?);
         let bias = Operand {
             strides: vec![0, 1],
             ..dense.clone()
         };
-        let kernel = codegen::pointwise(&region, &shape, &[dense.clone(), bias], &[dense.clone()])?;
+        let kernel = codegen::pointwise(&region, &shape, &[dense.clone(), bias], from_ref(&dense))?;
         row(
             "gelu(x + bias)",
             speed(device, &kernel, &[bytes, columns * dtype.size(), bytes])?,
@@ -261,12 +264,12 @@ fn kernels(device: &'static Device) -> Result<()> {
             RowOp::RmsNorm { eps: 1e-6 },
         ] {
             let op = Rowwise::new(op, dtype).map_err(|e| unsupported(&e))?;
-            let kernel = codegen::rows(&op, &shape, 1, &[dense.clone()], &[dense.clone()])?;
+            let kernel = codegen::rows(&op, &shape, 1, from_ref(&dense), from_ref(&dense))?;
             row(&kernel.name, speed(device, &kernel, &[bytes; 2])?);
         }
         let code = vec![Instruction::new(Op::Cast(DType::F32), [0])];
         let region = Region::new(&[dtype], code, &[1], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
-        let made = codegen::columns(&region, &shape, 1, &[dense.clone()], &[], dtype)?;
+        let made = codegen::columns(&region, &shape, 1, from_ref(&dense), &[], dtype)?;
         row(
             "column sums, first part",
             speed(device, &made.chunks, &[bytes, made.partial_bytes])?,
@@ -276,6 +279,48 @@ fn kernels(device: &'static Device) -> Result<()> {
             "cross_entropy",
             speed(device, &loss.rows, &[bytes, rows * 8, rows * 4, rows * 4])?,
         );
+    }
+    Ok(())
+}
+
+/// A problem and the memory that it is tuned in, which also serves its runs.
+fn tuned(device: &'static Device, problem: Problem) -> Result<(Gemm, f64)> {
+    let budget = Budget::default();
+    let bytes = scratch_bytes(&problem, &budget);
+    let memory = Buffer::new(device, bytes)?;
+    let address = memory.address();
+    // SAFETY: fresh memory.
+    let found = unsafe { tune(&problem, device.stream(0), Scratch { address, bytes }, &budget)? };
+    Ok((Gemm::new(device, problem, &found.best)?, found.best.microseconds))
+}
+
+fn splits(device: &'static Device) -> Result<()> {
+    let _current = device.enter()?;
+    println!("\nLinear layers of f32 with bias and ReLU: microseconds; the split of the activation is included.\n");
+    println!("| M×K→N | true f32 | tf32 | bf16x3 | bf16x6 | 3xTF32 |\n|---|---|---|---|---|---|");
+    for (m, k, n) in [
+        (64, 784, 256),
+        (256, 1024, 512),
+        (1024, 784, 2048),
+        (512, 1024, 4096),
+        (512, 4096, 4096),
+        (8192, 4096, 4096),
+    ] {
+        let layer = Problem::linear(DType::F32, m, n, k).with_epilogue(Epilogue::ReluBias);
+        let mut cells = vec![
+            tuned(device, layer)?.1,
+            tuned(device, Problem { tf32: true, ..layer })?.1,
+        ];
+        for split in Split::ALL {
+            let (_, us) = tuned(device, split.problem(&layer)?)?;
+            let bytes = m * k * split.times() * split.dtype().size();
+            cells.push(us + speed(device, &split.kernel(false, m, k)?, &[m * k * 4, bytes])?.0);
+        }
+        let cells: Vec<String> = cells
+            .iter()
+            .map(|us| format!("{us:.1} ({:.2}x)", cells[0] / us))
+            .collect();
+        println!("| {m}×{k}→{n} | {} |", cells.join(" | "));
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ mod pack;
 mod pointwise;
 mod rows;
 mod space;
+mod split;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use columns::{Columns, columns};
 pub use loss::{Loss, cross_entropy};
 pub use pointwise::pointwise;
 pub use rows::rows;
+pub use split::Split;
 
 use super::{Error, Result};
 use crate::ty::DType;

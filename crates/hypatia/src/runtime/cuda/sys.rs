@@ -130,6 +130,9 @@ pub(super) const PREFER_ALIGNMENT_A: c_uint = 5;
 /// Split sums are added in the type that is computed in, not in that of the result.
 pub(super) const REDUCE_IN_COMPUTE_TYPE: u32 = 2;
 
+/// Also in place and in the type of the result.
+pub(super) const REDUCE_ANYHOW: u32 = 7;
+
 /// `cublasLtMatmulAlgo_t`, whose meaning is the library's own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -30,6 +30,10 @@ template <> struct As<f16> {
 };
 template <typename T> __device__ __forceinline__ float rounded(float x) { return value(As<T>::of(x)); }
 
+// The first bits of a number: towards zero, so that the greatest numbers stay finite, and to the nearest tf32.
+__device__ __forceinline__ float shortened(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
+__device__ __forceinline__ float tf32(float x) { unsigned y; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x)); return __uint_as_float(y & 0xffffe000u); }
+
 // Sums and products that are never contracted: eager torch rounds after each.
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float sub(float a, float b) { return __fsub_rn(a, b); }

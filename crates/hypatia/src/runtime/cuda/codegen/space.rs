@@ -80,8 +80,8 @@ impl Space {
         let rank = self.sizes.len();
         let mut used = vec![false; rank];
         for operand in operands.filter(|o| !self.is_dense(*o)) {
-            for d in 0..rank {
-                used[d] |= self.strides[operand][d] != 0;
+            for (used, stride) in used.iter_mut().zip(&self.strides[operand]) {
+                *used |= *stride != 0;
             }
         }
         let Some(first) = used.iter().position(|u| *u).filter(|_| rank > 1) else {

@@ -1,5 +1,7 @@
 //! Kernels as text, and through the compiler where it is installed. `tests/cuda.rs` runs them.
 
+use std::slice::from_ref;
+
 use super::space::{Space, pack_width};
 use super::*;
 use crate::runtime::cpu::region::{Instruction, Op, Region, Rounding, Scalar};
@@ -14,10 +16,14 @@ fn gelu_of_sum(dtype: DType) -> Region {
 }
 
 fn strided(dtype: DType, strides: &[isize]) -> Operand {
+    aligned(dtype, strides, 16)
+}
+
+fn aligned(dtype: DType, strides: &[isize], alignment: usize) -> Operand {
     Operand {
         dtype,
         strides: strides.to_vec(),
-        alignment: 16,
+        alignment,
     }
 }
 
@@ -50,7 +56,7 @@ fn packs_are_as_wide_as_strides_and_alignment_allow() {
     };
     let f32s = Operand::dense(DType::F32, &[64, 256]);
     let bf16s = Operand::dense(DType::BF16, &[64, 256]);
-    assert_eq!(width(&[64, 256], &[f32s.clone()]), 4);
+    assert_eq!(width(&[64, 256], from_ref(&f32s)), 4);
     assert_eq!(width(&[64, 256], &[bf16s.clone(), f32s.clone()]), 8);
     assert_eq!(width(&[64, 256], &[bf16s.clone(), strided(DType::BF16, &[0, 1])]), 8);
     assert_eq!(width(&[64, 256], &[strided(DType::F32, &[258, 1])]), 2);
@@ -131,12 +137,12 @@ fn mistakes_are_refused() {
     let region = gelu_of_sum(DType::F32);
     let dense = Operand::dense(DType::F32, &[4, 4]);
     let half = Operand::dense(DType::F16, &[4, 4]);
-    assert!(pointwise(&region, &[4, 4], &[dense.clone()], &[dense.clone()]).is_err());
-    assert!(pointwise(&region, &[4, 4], &[dense.clone(), half], &[dense.clone()]).is_err());
-    assert!(pointwise(&region, &[4], &[dense.clone(), dense.clone()], &[dense.clone()]).is_err());
+    assert!(pointwise(&region, &[4, 4], from_ref(&dense), from_ref(&dense)).is_err());
+    assert!(pointwise(&region, &[4, 4], &[dense.clone(), half], from_ref(&dense)).is_err());
+    assert!(pointwise(&region, &[4], &[dense.clone(), dense.clone()], from_ref(&dense)).is_err());
     let sum = Rowwise::new(RowOp::Sum, DType::F32).unwrap();
-    assert!(rows(&sum, &[4, 4], 3, &[dense.clone()], &[dense.clone()]).is_err());
-    assert!(rows(&sum, &[4, 0], 1, &[dense.clone()], &[strided(DType::F32, &[1])]).is_err());
+    assert!(rows(&sum, &[4, 4], 3, from_ref(&dense), from_ref(&dense)).is_err());
+    assert!(rows(&sum, &[4, 0], 1, from_ref(&dense), &[strided(DType::F32, &[1])]).is_err());
     assert!(cross_entropy(&strided(DType::I64, &[4, 1]), [4, 4], -100, None).is_err());
 }
 
@@ -213,7 +219,9 @@ fn samples() -> Vec<Kernel> {
     let mut kernels = vec![];
     for region in every_op() {
         let shape = [6, 64];
-        let operands = |types: &[DType]| types.iter().map(|d| Operand::dense(*d, &shape)).collect::<Vec<_>>();
+        // One element at a time: what is compiled is long enough.
+        let operand = |d: &DType| aligned(*d, &[64, 1], d.size());
+        let operands = |types: &[DType]| types.iter().map(operand).collect::<Vec<_>>();
         kernels.push(pointwise(&region, &shape, &operands(region.inputs()), &operands(region.outputs())).unwrap());
     }
     // Three dimensions, broadcast, permuted, with gaps, and too long for 32 bits.
@@ -258,8 +266,11 @@ fn samples() -> Vec<Kernel> {
     .unwrap();
     let shape = [1000, 264];
     let dense = Operand::dense(DType::BF16, &shape);
-    let made = columns(&region, &shape, 1, &[dense.clone()], &[dense.clone()], DType::BF16).unwrap();
+    let made = columns(&region, &shape, 1, from_ref(&dense), from_ref(&dense), DType::BF16).unwrap();
     kernels.extend([made.chunks, made.finish]);
+    for split in Split::ALL {
+        kernels.extend([split.kernel(false, 3, 784).unwrap(), split.kernel(true, 3, 33).unwrap()]);
+    }
     for mean in [true, false] {
         let loss = cross_entropy(&dense, shape, -100, Some(mean)).unwrap();
         kernels.extend([loss.rows].into_iter().chain(loss.finish));
@@ -318,4 +329,26 @@ fn a_kernel_that_does_not_compile_says_why() {
     }
     let error = nvrtc::compile("broken", "int f() { return nonsense; }", Arch::OLDEST).unwrap_err();
     assert!(error.to_string().contains("nonsense"), "{error}");
+}
+
+#[test]
+fn only_linear_layers_are_split() {
+    use crate::runtime::cuda::gemm::Problem;
+    let layer = Problem::linear(DType::F32, 64, 256, 784);
+    let split = Split::Bf16x6.problem(&layer).unwrap();
+    assert_eq!(
+        (split.k, split.left.ld, split.input, split.output),
+        (6 * 784, 6 * 784, DType::BF16, DType::F32)
+    );
+    assert!(Split::Bf16x6.problem(&layer.with_batch(2)).is_err());
+    assert!(
+        Split::Bf16x6
+            .problem(&Problem::linear(DType::BF16, 64, 256, 784))
+            .is_err()
+    );
+    assert!(
+        Split::Bf16x6
+            .problem(&Problem::new(DType::F32, [64, 256, 784], [false, false]))
+            .is_err()
+    );
 }

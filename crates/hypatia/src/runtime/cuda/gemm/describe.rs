@@ -18,8 +18,9 @@ pub(super) struct Described {
     b: Layout,
     c: Layout,
     d: Layout,
-    bias: u64,
-    aux: u64,
+    /// The addresses that were set, where the epilogue has any: the library refuses one that it does not need.
+    bias: Option<u64>,
+    aux: Option<u64>,
 }
 
 impl Described {
@@ -50,8 +51,8 @@ impl Described {
             b: factor(&problem.left, m, k)?,
             c: slab(problem.residual.unwrap_or(problem.out))?,
             d: slab(problem.out)?,
-            bias: 0,
-            aux: 0,
+            bias: (problem.bias_len() > 0).then_some(0),
+            aux: problem.epilogue.has_aux().then_some(0),
         })
     }
 
@@ -66,13 +67,17 @@ impl Described {
 
     /// Sets the addresses that are part of the description.
     pub(super) fn point(&mut self, operands: &Operands) -> Result<()> {
-        if self.bias != operands.bias {
-            self.desc.set(sys::DESC_BIAS_POINTER, operands.bias)?;
-            self.bias = operands.bias;
-        }
-        if self.aux != operands.aux {
-            self.desc.set(sys::DESC_AUX_POINTER, operands.aux)?;
-            self.aux = operands.aux;
+        let wanted = [
+            (sys::DESC_BIAS_POINTER, &mut self.bias, operands.bias),
+            (sys::DESC_AUX_POINTER, &mut self.aux, operands.aux),
+        ];
+        for (attribute, set, address) in wanted {
+            if let Some(set) = set
+                && *set != address
+            {
+                self.desc.set(attribute, address)?;
+                *set = address;
+            }
         }
         Ok(())
     }
@@ -157,8 +162,8 @@ impl Drop for Layout {
 pub(super) struct Preference(pub(super) Handle);
 
 impl Preference {
-    /// At most this workspace, this alignment of all operands, split sums in f32.
-    pub(super) fn new(workspace: usize, alignment: u32) -> Result<Preference> {
+    /// At most this workspace, the problem's alignment, split sums in f32.
+    pub(super) fn new(problem: &Problem, workspace: usize) -> Result<Preference> {
         let blas = Blas::get()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place to write to, then ours, and values with their sizes.
@@ -167,10 +172,16 @@ impl Preference {
             let preference = Preference(handle);
             let bytes = std::ptr::from_ref(&workspace).cast();
             blas.cublasLtMatmulPreferenceSetAttribute(handle, sys::PREFER_WORKSPACE, bytes, 8)?;
-            let mask = std::ptr::from_ref(&sys::REDUCE_IN_COMPUTE_TYPE).cast();
+            let f32_result = problem.output == DType::F32;
+            let mask = if f32_result {
+                sys::REDUCE_ANYHOW
+            } else {
+                sys::REDUCE_IN_COMPUTE_TYPE
+            };
+            let mask = std::ptr::from_ref(&mask).cast();
             blas.cublasLtMatmulPreferenceSetAttribute(handle, sys::PREFER_REDUCTIONS, mask, 4)?;
             for operand in 0..4 {
-                let bytes = std::ptr::from_ref(&alignment).cast();
+                let bytes = std::ptr::from_ref(&problem.alignment).cast();
                 blas.cublasLtMatmulPreferenceSetAttribute(handle, sys::PREFER_ALIGNMENT_A + operand, bytes, 4)?;
             }
             Ok(preference)

@@ -28,7 +28,7 @@ fn every_problem_can_be_described() {
         }
     }
     Described::new(&Problem::linear(DType::BF16, 8, 8, 8).with_batch(5).with_residual()).unwrap();
-    Preference::new(1 << 20, 16).unwrap();
+    Preference::new(&Problem::linear(DType::BF16, 8, 8, 8), 1 << 20).unwrap();
 }
 
 #[test]

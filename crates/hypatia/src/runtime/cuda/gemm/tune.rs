@@ -169,7 +169,7 @@ pub unsafe fn tune(problem: &Problem, stream: Stream, scratch: Scratch, budget: 
 }
 
 fn propose(problem: &Problem, described: &Described, stream: Stream, budget: &Budget) -> Result<Vec<Candidate>> {
-    let preference = Preference::new(budget.workspace, problem.alignment)?;
+    let preference = Preference::new(problem, budget.workspace)?;
     let mut found = vec![Candidate::default(); budget.candidates.max(1)];
     let mut count = 0;
     let [a, b, c, d] = described.layouts();
