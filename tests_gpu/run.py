@@ -1,7 +1,7 @@
 """Runs the checks for a GPU: python3, torch and the built extension are all they need.
 
-``python tests_gpu/run.py [word...]`` runs the checks whose names have one of the words. Each check is a function
-``check_*`` of a module beside this one; it returns a line to show, or raises.
+``python tests_gpu/run.py [word...]`` runs the checks whose names have one of the words. Each check is a
+function ``check_*`` of a module beside this one; it returns a line to show, or raises.
 """
 
 from __future__ import annotations

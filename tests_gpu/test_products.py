@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import torch
-from hypatia import _native, cuda
 from torch.nn import functional as F
+
+from hypatia import _native, cuda
 
 DTYPES = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 SIZES = [(64, 256, 784), (33, 65, 17), (1, 10, 256), (130, 1000, 72)]
@@ -34,7 +34,9 @@ def _slope(x: torch.Tensor) -> torch.Tensor:
     return slope
 
 
-def _epilogue(name: str, v: torch.Tensor, left: torch.Tensor, right: torch.Tensor, extra: dict[str, Any]) -> Any:
+def _epilogue(
+    name: str, v: torch.Tensor, left: torch.Tensor, right: torch.Tensor, extra: dict[str, Any]
+) -> Any:
     """The result, the sums, and what is kept, in the arithmetic of the operands."""
     if "bias" in name:
         v = v + extra["bias"].to(v.dtype)
@@ -64,12 +66,19 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
+def _unit(kind: str, name: str) -> float:
+    """The rounding that is allowed for; the library's gelu is an approximation that f32 shows."""
+    return 2.0**-20 if kind == "float32" and "gelu" in name else DTYPES[kind]
+
+
 def _judge(what: str, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, unit: float) -> None:
     ours, theirs = _error(got, exact), _error(eager, exact)
     assert ours <= 2 * theirs + 4 * unit, f"{what}: error {ours:.2e}, eager's {theirs:.2e}"
 
 
-def _case(name: str, kind: str, layout: tuple[bool, bool], size: tuple[int, int, int], residual: bool) -> None:
+def _case(
+    name: str, kind: str, layout: tuple[bool, bool], size: tuple[int, int, int], residual: bool
+) -> None:
     m, n, k = size
     dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
     left, right = _matrix(m, k, layout[0], dtype), _matrix(k, n, layout[1], dtype)
@@ -102,9 +111,9 @@ def _case(name: str, kind: str, layout: tuple[bool, bool], size: tuple[int, int,
     torch.backends.cuda.matmul.allow_tf32 = False
     (eager, eager_sums, _), (exact, exact_sums, exact_kept) = results
     what = f"{product.gemm.key}"
-    _judge(what, out, eager, exact, DTYPES[kind])
+    _judge(what, out, eager, exact, _unit(kind, name))
     if exact_sums is not None:
-        _judge(f"{what}, sums", bias, eager_sums, exact_sums, DTYPES[kind])
+        _judge(f"{what}, sums", bias, eager_sums, exact_sums, _unit(kind, name))
     if name == "gelu_aux_bias":
         kept = aux.view(dtype).view(m, ld)[:, :n]
         assert _error(kept, exact_kept) <= 8 * DTYPES[kind], f"{what}, kept"
@@ -168,29 +177,35 @@ def check_wide_results() -> str:
 
 
 def check_wrong_algorithms_are_rejected() -> str:
-    """An algorithm for DRELU_BGRAD in f32 at this size is known to be wrong; verdicts are checked one by one."""
+    """An algorithm was seen to be wrong at this size; all verdicts are checked."""
     m, n, k = 8192, 4096, 4096
-    left, right = _matrix(m, k, False, torch.float32), _matrix(k, n, False, torch.float32)
     mask = torch.rand(m, n, device="cuda") > 0.5
-    product = cuda.Product(left, right, epilogue="drelu_sum", candidates=32, deadline_ms=20_000)
-    found = product.tune()
-    aux = _bits(mask, product.gemm.aux[1])
-    exact = torch.where(mask, left.double() @ right.double(), 0.0)
-    out, sums = torch.empty(m, n, device="cuda"), torch.empty(n, device="cuda")
-    wrong = 0
-    for trial in found["trials"]:
-        verdict = trial["verdict"]
-        if "Failed" in verdict:
-            continue
-        tuned = {"algorithm": trial["algorithm"], "workspace": trial["workspace"], "microseconds": 0.0}
-        product.gemm.use(json.dumps(tuned))
-        product._workspace = product._empty(product.gemm.workspace)
-        out.fill_(torch.nan)
-        product(left, right, out, bias=sums, aux=aux)
-        error = max(_error(out, exact), _error(sums, exact.sum(0)))
-        assert ("Right" in verdict) == (error < 1e-4), f"{verdict}, but the error is {error:.1e}"
-        wrong += "Wrong" in verdict
-    return f"{len(found['trials'])} algorithms, {wrong} wrong and rejected, best {found['best']['microseconds']:.0f} us"
+    tried = wrong = 0
+    for layout in ((False, False), (False, True)):
+        left, right = _matrix(m, k, layout[0], torch.float32), _matrix(k, n, layout[1], torch.float32)
+        exact = torch.where(mask, left.double() @ right.double(), 0.0)
+        out, sums = torch.empty(m, n, device="cuda"), torch.empty(n, device="cuda")
+        for alignment in (16, 256):
+            options = {"candidates": 64, "deadline_ms": 20_000, "alignment": alignment}
+            product = cuda.Product(left, right, epilogue="drelu_sum", **options)
+            aux = _bits(mask, product.gemm.aux[1])
+            for trial in product.tune()["trials"]:
+                verdict = trial["verdict"]
+                if "Failed" in verdict:
+                    continue
+                tuned = {
+                    "algorithm": trial["algorithm"],
+                    "workspace": trial["workspace"],
+                    "microseconds": 0.0,
+                }
+                product.use(tuned)
+                out.fill_(torch.nan)
+                product(left, right, out, bias=sums, aux=aux)
+                error = max(_error(out, exact), _error(sums, exact.sum(0)))
+                assert ("Right" in verdict) == (error < 1e-4), f"{verdict}, but the error is {error:.1e}"
+                wrong += "Wrong" in verdict
+                tried += 1
+    return f"{tried} algorithms, {wrong} of them wrong and rejected"
 
 
 def check_streams_and_capture() -> str:

@@ -1,4 +1,4 @@
-"""The CUDA libraries made known to the Rust core, and matrix products on tensors, for tests and measurements."""
+"""The CUDA libraries made known to the Rust core, and single matrix products, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class Product:
         )
         self._workspace = self._empty(self.gemm.workspace)
         return found
+
+    def use(self, tuned: dict[str, Any]) -> None:
+        """Takes an algorithm that was found before."""
+        self.gemm.use(json.dumps(tuned))
+        self._workspace = self._empty(self.gemm.workspace)
 
     def __call__(
         self,

@@ -27,6 +27,11 @@ pub fn version() -> Result<usize> {
     Ok(unsafe { (Blas::get()?.cublasLtGetVersion)() })
 }
 
+/// What the record of a problem on a device is kept under: all that decides which algorithm is best.
+pub fn record_key(device: &Device, problem: &Problem) -> Result<String> {
+    Ok(format!("{problem} on {} by {}", device.name(), version()?))
+}
+
 /// How cuBLASLt was found.
 pub fn origin() -> Result<&'static str> {
     Ok(&Blas::get()?.origin)

@@ -192,7 +192,7 @@ pub(super) mod testing {
     pub(in super::super) fn has(library: &str, error: Option<Error>) -> bool {
         match error {
             None => true,
-            Some(e @ Error::Missing { .. }) => {
+            Some(e @ (Error::Missing { .. } | Error::Call { call: "cuInit", .. })) => {
                 eprintln!("skipped without {library}: {e}");
                 false
             }

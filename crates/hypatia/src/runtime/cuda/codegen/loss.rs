@@ -2,7 +2,7 @@
 
 use super::body::{computed, kept};
 use super::pack::Shell;
-use super::rows::Plan;
+use super::rows::exponentials;
 use super::space::blocks;
 use super::{Operand, parameters};
 use crate::runtime::cuda::kernel::Kernel;
@@ -31,33 +31,14 @@ pub fn cross_entropy(logits: &Operand, shape: [usize; 2], ignored: i64, mean: Op
     }
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let number = computed(wide);
-    let plan = Plan::new(classes, 1);
-    let (threads, per_block) = (plan.threads, plan.rows);
-    let row_stride = logits.strides[0];
-    // One pass: the sum so far is scaled whenever a greater element comes.
-    let text = format!(
-        "const int lane = threadIdx.x % {threads};
-const i64 row = blockIdx.x * (i64){per_block} + threadIdx.x / {threads};
-if (row >= rows) return;
-const auto* logits = x0 + row * {row_stride};
-{number} most_part = -INFINITE, sum_part = 0;
-for (int c = lane; c < {classes}; c += {threads}) {{
-    const {number} x = value(logits[c]);
-    if (x > most_part) {{
-        sum_part = sum_part * exp(most_part - x) + 1;
-        most_part = x;
-    }} else {{
-        sum_part += most_part == -INFINITE && x == x ? 0 : exp(x - most_part);
-    }}
-}}
-const {number} most = greatest<{threads}>(most_part);
-const {number} sum = total<{threads}>(most_part == -INFINITE && sum_part == 0 ? 0 : sum_part * exp(most_part - most));
-if (lane == 0) {{
+    let (plan, exponentials) = exponentials(logits, shape)?;
+    let last = format!(
+        "if (lane == 0) {{
     const i64 target = x1[row];
-    const {number} log_sum = most + log(sum);
     const bool known = target >= 0 && target < {classes};
-    y0[row] = target == {ignored}ll ? 0 : log_sum - (known ? value(logits[target]) : INFINITE - INFINITE);
-    y1[row] = log_sum;
+    const {number} log_sum = log(sum);
+    y0[row] = target == {ignored}ll ? 0 : log_sum - ((known ? value(x0_row[target]) : INFINITE - INFINITE) - most);
+    y1[row] = most + log_sum;
 }}
 "
     );
@@ -69,12 +50,12 @@ if (lane == 0) {{
         )],
         parameters: parameters(&[dtype, DType::I64], &[wide, wide], &["rows"]),
         threads: plan.block(),
-        body: text,
+        body: exponentials + &last,
     };
     let rows = Kernel {
         source: shell.source(),
         name,
-        blocks: blocks(count, per_block)?,
+        blocks: blocks(count, plan.rows)?,
         threads: plan.block(),
         addresses: 4,
         numbers: vec![count as u64],

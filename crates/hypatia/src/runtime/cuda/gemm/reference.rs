@@ -13,6 +13,8 @@ const SOURCE: &str = include_str!("check.cu");
 pub(super) struct Places {
     pub(super) operands: Operands,
     sums: u64,
+    /// What the epilogue makes of them, where that is summed again; else 0.
+    wants: u64,
     worst: u64,
     pub(super) end: u64,
 }
@@ -36,11 +38,15 @@ impl Places {
             out: room(slab_len(problem, problem.out) * output),
             workspace: room(workspace),
         };
-        let sums = room(problem.batch * problem.m * problem.n * 4);
+        let bytes = problem.batch * problem.m * problem.n * 4;
+        let sums = room(bytes);
+        let summed = problem.epilogue.sums() == Some(Sums::Result);
+        let wants = if summed { room(bytes) } else { 0 };
         let worst = room(4);
         Places {
             operands,
             sums,
+            wants,
             worst,
             end: next,
         }
@@ -82,7 +88,7 @@ impl<'a> Reference<'a> {
         })
     }
 
-    /// Draws the operands.
+    /// Draws the operands and computes their product.
     ///
     /// # Safety
     /// The places must be the caller's alone.
@@ -106,7 +112,15 @@ impl<'a> Reference<'a> {
             // SAFETY: promised by the caller; the places are as long as that.
             unsafe { self.fill.launch(self.stream, spread(len), 256, &arguments)? };
         }
-        Ok(())
+        let ([left_row, left_step], [right_step, right_column]) = (steps(&p.left), steps(&p.right));
+        let residual = p.residual.unwrap_or(p.out);
+        let blocks = [p.n.div_ceil(64) as u32, p.m.div_ceil(64) as u32, p.batch as u32];
+        let mut product = vec![at.left, at.right, at.residual, self.places.sums, input, output];
+        product.extend([p.m, p.n, p.k, left_row, left_step, p.left.batch].map(number));
+        product.extend([right_step, right_column, p.right.batch, residual.ld, residual.batch].map(number));
+        product.push(u64::from(p.residual.is_some()));
+        // SAFETY: promised by the caller; strides and sizes are those of the places.
+        unsafe { self.product.launch(self.stream, blocks, 256, &product) }
     }
 
     /// Fills what a candidate writes with NaN, so that what it leaves out is seen.
@@ -138,29 +152,28 @@ impl<'a> Reference<'a> {
         let (input, output) = (code(p.input)?, code(p.output)?);
         let (relative, absolute) = allowance(p);
         let bits = [u64::from(relative.to_bits()), u64::from(absolute.to_bits())];
-        let residual = p.residual.unwrap_or(p.out);
-        let step = |f: &Factor| if f.transposed { [1, f.ld] } else { [f.ld, 1] };
-        let ([left_row, left_step], [right_step, right_column]) = (step(&p.left), step(&p.right));
-        let number = |n: usize| n as u64;
-        let blocks = [p.n.div_ceil(64) as u32, p.m.div_ceil(64) as u32, p.batch as u32];
+        let ([left_row, left_step], [right_step, right_column]) = (steps(&p.left), steps(&p.right));
         let total = p.batch * p.m * p.n;
-        let mut product = vec![at.left, at.right, at.residual, self.places.sums, input, output];
-        product.extend([p.m, p.n, p.k, left_row, left_step, p.left.batch].map(number));
-        product.extend([right_step, right_column, p.right.batch, residual.ld, residual.batch].map(number));
-        product.push(u64::from(p.residual.is_some()));
-        let mut compare = vec![self.places.sums, at.out, at.bias, at.aux, self.places.worst, output];
+        let mut compare = vec![
+            self.places.sums,
+            self.places.wants,
+            at.out,
+            at.bias,
+            at.aux,
+            self.places.worst,
+            output,
+        ];
         compare.push(u64::from(p.epilogue.number()));
         compare.extend([p.m, p.n, p.out.ld, p.out.batch, p.aux_ld(), total].map(number));
         compare.extend(bits);
         // SAFETY: promised by the caller; strides and sizes are those of the places.
         unsafe {
             self.stream.fill(self.places.worst, 0, 4)?;
-            self.product.launch(self.stream, blocks, 256, &product)?;
             self.compare.launch(self.stream, spread(total), 256, &compare)?;
             if let Some(which) = p.epilogue.sums() {
                 // Elements, how many, how far apart, and how far the next sum is.
                 let (data, dtype, count, apart, next) = match which {
-                    Sums::Result => (self.places.sums, 0, p.m, p.n, 1),
+                    Sums::Result => (self.places.wants, 0, p.m, p.n, 1),
                     Sums::Left => (at.left, input, p.k, left_step, left_row),
                     Sums::Right => (at.right, input, p.k, right_step, right_column),
                 };
@@ -175,6 +188,15 @@ impl<'a> Reference<'a> {
         let worst = unsafe { self.stream.read_u32(self.places.worst)? };
         Ok(f32::from_bits(worst))
     }
+}
+
+/// From a row of a factor to the next, and from a column to the next.
+fn steps(f: &Factor) -> [usize; 2] {
+    if f.transposed { [1, f.ld] } else { [f.ld, 1] }
+}
+
+fn number(n: usize) -> u64 {
+    n as u64
 }
 
 /// Blocks for as many elements, at most some dozens for each multiprocessor.

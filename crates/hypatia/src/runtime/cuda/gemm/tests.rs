@@ -1,7 +1,9 @@
 //! What can be seen of products without a device.
 
 use super::describe::{Described, Preference};
+use super::reference::{Places, Reference};
 use super::*;
+use crate::runtime::cuda::driver::Buffer;
 use crate::runtime::cuda::loading::testing::has;
 use crate::ty::DType;
 
@@ -107,4 +109,65 @@ fn records_survive_being_kept() {
     };
     let text = serde_json::to_string(&tuned).unwrap();
     assert_eq!(serde_json::from_str::<Tuned>(&text).unwrap(), tuned);
+}
+
+/// The check that algorithms must pass, on a right result and on results that are a little wrong.
+#[test]
+fn wrong_results_are_noticed() {
+    let device = Device::get(0);
+    if !has("a GPU", device.as_ref().err().cloned()) {
+        return;
+    }
+    let device = device.unwrap();
+    let _current = device.enter().unwrap();
+    let stream = device.stream(0);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for epilogue in Epilogue::ALL {
+            let problem = Problem::new(dtype, [70, 96, 200], [false, false]).with_epilogue(epilogue);
+            let budget = Budget::default();
+            let bytes = scratch_bytes(&problem, &budget);
+            let memory = Buffer::new(device, bytes).unwrap();
+            let address = memory.address();
+            // SAFETY: fresh memory, here and below.
+            let tuned = unsafe { tune(&problem, stream, Scratch { address, bytes }, &budget).unwrap() };
+            let gemm = Gemm::new(device, problem, &tuned.best).unwrap();
+            let places = Places::from(&problem, address, budget.workspace);
+            let reference = Reference::new(&problem, stream, places).unwrap();
+            let at = places.operands;
+            let size = dtype.size();
+            let judged = |spoil: &dyn Fn()| unsafe {
+                reference.draw().unwrap();
+                reference.poison().unwrap();
+                gemm.launch(stream, &at).unwrap();
+                spoil();
+                reference.judge().unwrap()
+            };
+            let what = format!("{problem}");
+            assert!(judged(&|| ()) <= 1.0, "{what}");
+            // One element of the last row that was not written, then one that is too large.
+            let element = at.out + ((69 * 96 + 50) * size) as u64;
+            assert!(
+                judged(&|| unsafe { stream.fill(element, 0xff, size).unwrap() }) > 1.0,
+                "{what}"
+            );
+            assert!(
+                judged(&|| unsafe { stream.fill(element, 0x47, size).unwrap() }) > 1.0,
+                "{what}"
+            );
+            if epilogue.sums().is_some() {
+                let sum = at.bias + (problem.bias_len() / 2 * size) as u64;
+                assert!(
+                    judged(&|| unsafe { stream.fill(sum, 0x47, size).unwrap() }) > 1.0,
+                    "{what}"
+                );
+            }
+            if matches!(epilogue, Epilogue::ReluAuxBias | Epilogue::GeluAuxBias) {
+                let kept = at.aux + (35 * problem.aux_bytes() / 70) as u64;
+                assert!(
+                    judged(&|| unsafe { stream.fill(kept, 0x47, 8).unwrap() }) > 1.0,
+                    "{what}"
+                );
+            }
+        }
+    }
 }
