@@ -133,6 +133,9 @@ pub(super) const REDUCE_IN_COMPUTE_TYPE: u32 = 2;
 /// Also in place and in the type of the result.
 pub(super) const REDUCE_ANYHOW: u32 = 7;
 
+/// The status of a product for which there is no algorithm.
+pub(super) const BLAS_NOT_SUPPORTED: u32 = 15;
+
 /// `cublasLtMatmulAlgo_t`, whose meaning is the library's own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

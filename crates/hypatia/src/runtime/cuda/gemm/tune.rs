@@ -11,7 +11,7 @@ use super::describe::{Described, Preference};
 use super::reference::{Places, Reference};
 use super::{Problem, Run, handle};
 use crate::runtime::cuda::driver::{Event, Graph, Stream};
-use crate::runtime::cuda::sys::{Blas, Candidate};
+use crate::runtime::cuda::sys::{self, Blas, Candidate};
 use crate::runtime::cuda::{Error, Result};
 
 /// What tuning may cost.
@@ -174,7 +174,7 @@ fn propose(problem: &Problem, described: &Described, stream: Stream, budget: &Bu
     let mut count = 0;
     let [a, b, c, d] = described.layouts();
     // SAFETY: descriptors that live, and room for as many as are asked for.
-    unsafe {
+    let asked = unsafe {
         Blas::get()?.cublasLtMatmulAlgoGetHeuristic(
             handle(stream.device())?,
             described.desc(),
@@ -186,7 +186,14 @@ fn propose(problem: &Problem, described: &Described, stream: Stream, budget: &Bu
             found.len() as i32,
             found.as_mut_ptr(),
             &mut count,
-        )?;
+        )
+    };
+    match asked {
+        Err(Error::Call {
+            code: sys::BLAS_NOT_SUPPORTED,
+            ..
+        }) => count = 0,
+        other => other?,
     }
     found.truncate(count.unsigned_abs() as usize);
     found.retain(|f| f.state == 0 && f.workspace <= budget.workspace);
