@@ -3,6 +3,7 @@
 pub mod arena;
 pub mod cpu;
 pub mod operand;
+pub mod cuda;
 pub mod plan;
 pub mod pool;
 pub mod step;

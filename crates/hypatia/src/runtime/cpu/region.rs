@@ -145,6 +145,20 @@ pub struct Region {
     /// What it is, if it is no more than that.
     pub(crate) affine: Option<Affine>,
     program: Program,
+    meaning: Meaning,
+}
+
+/// A region as it was written, for machines other than this one.
+#[derive(Debug, Clone)]
+pub struct Meaning {
+    /// One value each, after those of the inputs.
+    pub instructions: Vec<Instruction>,
+    /// The dtype of every value, those of the inputs first.
+    pub types: Vec<DType>,
+    /// The number of the value of each output.
+    pub outputs: Vec<usize>,
+    /// When 16-bit values are rounded.
+    pub rounding: Rounding,
 }
 
 /// The first input times another, and perhaps a third added: what follows most norms.
@@ -207,7 +221,18 @@ impl Region {
             outputs: outputs.iter().map(|&o| types[o]).collect(),
             affine: Affine::of(inputs, &instructions, outputs),
             program: Program::new(inputs.len(), &instructions, &types, outputs, rounding),
+            meaning: Meaning {
+                instructions,
+                types,
+                outputs: outputs.to_vec(),
+                rounding,
+            },
         })
+    }
+
+    /// What it computes.
+    pub fn meaning(&self) -> &Meaning {
+        &self.meaning
     }
 
     /// The dtypes of the inputs.

@@ -100,6 +100,21 @@ impl Rowwise {
         self.op
     }
 
+    /// The dtype of the rows where there is no prologue, and of the result where there is no epilogue.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What is done before.
+    pub fn prologue(&self) -> Option<&Region> {
+        self.prologue.as_ref()
+    }
+
+    /// What is done after.
+    pub fn epilogue(&self) -> Option<&Region> {
+        self.epilogue.as_ref()
+    }
+
     /// Takes the rows from the first output of a region, which must be f32, or f64 if the dtype is. Its other outputs
     /// are written.
     pub fn with_prologue(mut self, region: Region) -> Result<Rowwise> {
