@@ -2,8 +2,8 @@
 
 pub mod arena;
 pub mod cpu;
-pub mod operand;
 pub mod cuda;
+pub mod operand;
 pub mod plan;
 pub mod pool;
 pub mod step;
