@@ -241,8 +241,9 @@ impl Rowwise {
             bound.make.clone(),
         );
         let mut prologue = self.prologue.as_ref().map(Runner::new);
+        let mut columns = [Vec::new(), Vec::new()];
         // SAFETY: `run` checked the memory of the epilogue's inputs.
-        let finish = unsafe { self.finish::<T>(bound, width) };
+        let finish = unsafe { self.finish::<T>(bound, width, &mut columns) };
         let alone = !matches!(finish, Finish::Nothing);
         let mut epilogue = self.epilogue.as_ref().filter(|_| !alone).map(Runner::new);
         let per_row = if self.op.reduces() { 1 } else { width };
@@ -304,22 +305,37 @@ impl Rowwise {
         BUFFER.set(buffer);
     }
 
-    /// The epilogue as part of a norm, if it is that simple.
+    /// The epilogue as part of a norm, if it is that simple. What has to be widened for it goes to `columns`.
     ///
     /// # Safety
     /// The memory of the epilogue's inputs must be readable as long as the result lives.
-    unsafe fn finish<'a, T: Number>(&self, bound: &Stages, width: usize) -> Finish<'a, T> {
+    unsafe fn finish<'a, T: Number>(
+        &self,
+        bound: &Stages,
+        width: usize,
+        columns: &'a mut [Vec<T>; 2],
+    ) -> Finish<'a, T> {
         let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
         let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
             return Finish::Nothing;
         };
-        // The epilogue's first input is the result of the norm.
-        let row = |input: usize| {
-            let data = bound.join[input - 1].only_row(width)?;
-            // SAFETY: as promised by the caller; all inputs of such an epilogue have the type that is computed in.
-            Some(unsafe { std::slice::from_raw_parts(data.cast(), width) })
+        let [first, second] = columns;
+        let row = |input: usize, column: &'a mut Vec<T>| {
+            // The epilogue's first input is the result of the norm.
+            let access = &bound.join[input - 1];
+            if !access.is_one_row(width) {
+                return None;
+            }
+            let data = access.direct(0, width).unwrap_or_else(|| {
+                column.resize(width, T::from_f64(0.0));
+                // SAFETY: as promised by the caller; there is room for a row.
+                unsafe { access.load(0, width, column.as_mut_ptr().cast()) };
+                column.as_mut_ptr().cast()
+            });
+            // SAFETY: a row as promised by the caller, of the type that is computed in, or the one just written.
+            Some(unsafe { std::slice::from_raw_parts(data.cast_const().cast(), width) })
         };
-        match (row(affine.scale), affine.shift.map(row)) {
+        match (row(affine.scale, first), affine.shift.map(|shift| row(shift, second))) {
             (Some(scale), None) => Finish::Scale(scale),
             (Some(scale), Some(Some(shift))) => Finish::ScaleShift(scale, shift),
             _ => Finish::Nothing,
