@@ -186,6 +186,11 @@ impl Region {
         &self.inputs
     }
 
+    /// Whether the first two outputs are one value.
+    pub(crate) fn begins_twice(&self) -> bool {
+        matches!(self.program.outputs[..], [a, b, ..] if a == b) && self.outputs[0] == self.outputs[1]
+    }
+
     /// The dtypes of the outputs.
     pub fn outputs(&self) -> &[DType] {
         &self.outputs

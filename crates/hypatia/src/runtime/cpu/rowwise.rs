@@ -241,6 +241,7 @@ impl Rowwise {
             bound.make.clone(),
         );
         let mut prologue = self.prologue.as_ref().map(Runner::new);
+        let shared = self.prologue.as_ref().is_some_and(Region::begins_twice);
         let mut columns = [Vec::new(), Vec::new()];
         // SAFETY: `run` checked the memory of the epilogue's inputs.
         let finish = unsafe { self.finish::<T>(bound, width, &mut columns) };
@@ -254,10 +255,10 @@ impl Rowwise {
             // While these rows are computed, lines of the next ones are asked for.
             let later = (row + count)..end.min(row + count + group);
             let (mut from, mut to) = (Ahead::new(), Ahead::new());
-            for access in bound.take.iter().chain(&bound.keep) {
+            for access in &bound.take {
                 access.ask(later.start * width..later.end * width, size, &mut from);
             }
-            for access in bound.make.iter().filter(|_| !self.op.reduces()) {
+            for access in bound.make.iter().filter(|_| !self.op.reduces()).chain(&bound.keep) {
                 access.ask(later.start * width..later.end * width, size, &mut to);
             }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
@@ -266,9 +267,11 @@ impl Rowwise {
             unsafe {
                 let source = match &mut prologue {
                     Some(region) => {
-                        before.outputs[0] = self.dense(first, at, len);
+                        let kept = bound.keep.first().filter(|_| shared).and_then(|k| k.direct(at, len));
+                        let source = kept.unwrap_or(first);
+                        before.outputs[0] = self.dense(source, at, len);
                         region.run(&before, at, at + len);
-                        first
+                        source
                     }
                     None => bound.take[0].direct(at, len).unwrap_or_else(|| {
                         bound.take[0].load(at, len, first);
