@@ -103,7 +103,7 @@ def _mlp(shape: MLPShape, name: str, dtype: str, quick: bool) -> Case:
 
 def _linears() -> list[Case]:
     def make(m: int, k: int, n: int, dtype: str) -> Case:
-        workload = Workload(f"{m}×{k}→{n}", lambda: nn.Linear(k, n), ((m, k),), "one linear layer")
+        workload = Workload(f"{m}x{k}→{n}", lambda: nn.Linear(k, n), ((m, k),), "one linear layer")
         return Case("linear", workload.name, workload, dtype, (m, k, n) in LINEARS[:2], {"rows": m})
 
     return [make(*shape, dtype) for dtype in DTYPES for shape in LINEARS]
@@ -127,7 +127,7 @@ POINTWISE: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "softmax": (lambda: nn.Softmax(-1), 1),
     "residual + rms_norm": (lambda: Function(_rms), 2),
 }
-"""Models of 4096×1024 floats, and how many inputs they have."""
+"""Models of 4096x1024 floats, and how many inputs they have."""
 
 
 def _pointwise() -> list[Case]:
@@ -176,9 +176,9 @@ def _rewrites() -> list[Case]:
             lambda: Function(lambda a, b, c: a @ b @ c),
             chain,
             2 * 2 * 64 * 512 * 8,
-            "512×64 · 64×512 · 512×8",
+            "512x64 · 64x512 · 512x8",
         ),
-        make("conv + bn", conv, [(1, 64, 56, 56)], 2 * 56 * 56 * 64 * 64 * 9, "64 → 64, 3×3, 56×56"),
+        make("conv + bn", conv, [(1, 64, 56, 56)], 2 * 56 * 56 * 64 * 64 * 9, "64 → 64, 3x3, 56x56"),
     ]
 
 

@@ -28,14 +28,17 @@ START_SECONDS = 300.0
 """For the first compilation of the process, which imports Inductor and builds its headers."""
 CALL_SECONDS = 120.0
 """For a sample."""
+END_SECONDS = 10.0
+"""For the end of the process."""
 
 
 class Workshop:
     """The other process. It is started when it is first needed, and again after it had to be ended."""
 
-    def __init__(self, threads: int, limit: float) -> None:
+    def __init__(self, threads: int, limit: float, *, warm: bool = True) -> None:
         self.threads = threads
         self.limit = limit
+        self.warm = warm
         self.start_seconds: float | None = None
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -56,26 +59,34 @@ class Workshop:
         self._process = context.Process(target=_serve, args=(theirs, self.threads), daemon=True)
         self._process.start()
         theirs.close()
-        self.start_seconds = self._exchange(START_SECONDS, "start")
+        if self.warm:
+            self.start_seconds = self._exchange(START_SECONDS, "start")
 
     def _exchange(self, limit: float, *request: Any) -> Any:
         assert self._pipe is not None
         try:
             self._pipe.send(request)
             if not self._pipe.poll(limit):
-                self.close()
+                self._kill()
                 raise NotMeasured(f"took longer than {limit:.0f} s")
             kind, value = self._pipe.recv()
         except (EOFError, OSError) as e:
-            self.close()
+            self._kill()
             raise NotMeasured("Inductor's process ended") from e
         if kind == "error":
             raise RuntimeError(value)
         return value
 
     def close(self) -> None:
-        """Ends the process and the compilers that it started."""
-        if self._process is not None and self._process.pid is not None:
+        """Lets the process end."""
+        if self._process is not None and self._pipe is not None:
+            self._pipe.close()
+            self._process.join(END_SECONDS)
+            self._kill()
+
+    def _kill(self) -> None:
+        """Ends the process, and the compilers that it started, if it still runs."""
+        if self._process is not None and self._process.is_alive():
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -83,6 +94,16 @@ class Workshop:
                 self._process.kill()
             self._process.join()
         self._process = self._pipe = None
+
+
+def cold(threads: int, limit: float, name: str, case: cases.Case) -> float:
+    """Seconds of a compilation and a first call in a new process, imports of the compiler included."""
+    workshop = Workshop(threads, limit, warm=False)
+    try:
+        seconds, _ = workshop.ask(limit, "compile", name, case.key)
+    finally:
+        workshop.close()
+    return seconds
 
 
 class _Remote(Peer):
@@ -105,11 +126,15 @@ class _Remote(Peer):
 def _serve(pipe: Connection, threads: int) -> None:
     """Answers requests until the pipe is closed."""
     os.setsid()
+    # Compilers and autotuning write at length; what goes wrong is answered.
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     shop = _Shop()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
         while True:
             try:
                 name, *arguments = pipe.recv()
@@ -129,9 +154,6 @@ class _Shop:
 
     def start(self) -> float:
         """Compiles something small, so that later compilations are measured without imports."""
-        import torch._inductor.config
-
-        torch._inductor.config.force_disable_caches = True
         start = time.perf_counter()
         small, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.randn(4, 16)
         for name in NAMES:
@@ -141,7 +163,6 @@ class _Shop:
     def compile(self, name: str, key: str) -> tuple[float, list[torch.Tensor]]:
         """Seconds up to the end of the first call, and its results."""
         case = cases.BY_KEY[key]
-        torch._dynamo.reset()
         model, inputs = case.workload.build(benching.DTYPES[case.dtype])
         start = time.perf_counter()
         compiled = benching.compiled_by(name, model, inputs, training=False)
@@ -157,6 +178,8 @@ class _Shop:
     def drop(self, name: str) -> None:
         """Forgets a compiled model."""
         self._calls.pop(name, None)
+        if not self._calls:
+            torch._dynamo.reset()
 
 
 def _bound(compiled: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], Any]:

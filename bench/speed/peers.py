@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO, both by one export to ONNX with fixed sizes; results stay in their own arrays."""
+"""ONNX Runtime and OpenVINO, by one export to ONNX with fixed sizes; results stay in their own arrays."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def missing(name: str) -> str:
     absent = [p for p in NEEDS.get(name, ()) if importlib.util.find_spec(p) is None]
     if not absent:
         return ""
-    verb = "is" if len(absent) == 1 else "are"
-    return f"{name} is left out: {', '.join(absent)} {verb} not installed (pip install -r requirements/bench.txt)"
+    install = "pip install -r requirements/bench.txt"
+    return f"{name} is left out, because of missing packages: {', '.join(absent)} ({install})"
 
 
 def makers(names: Sequence[str]) -> dict[str, benching.Maker]:

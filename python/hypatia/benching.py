@@ -237,13 +237,25 @@ def compiled_by(
     if name == "hypatia-direct":
         return hypatia_compile(model, *inputs)
     if name == "inductor-freezing":
-        options = {"freezing": True, "max_autotune": True}
-        return torch.compile(model, backend="inductor", options=options, dynamic=False)
+        if training:
+            raise NotMeasured("weights are frozen in inference only")
+        return _frozen(model, inputs)
     if name == "inductor-max-autotune":
         return torch.compile(model, backend="inductor", mode="max-autotune", dynamic=False)
     if name in ("aot-eager", "inductor", "hypatia"):
         return torch.compile(model, backend=name.replace("-", "_"), dynamic=False)
     raise NotMeasured(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}")
+
+
+def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """By Inductor with freezing and max-autotune, compiled already."""
+    import torch._inductor.config
+
+    compiled = torch.compile(model, backend="inductor", dynamic=False)
+    # As an option of torch.compile, freezing is accepted and does nothing in some releases.
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True, max_autotune=True):
+        compiled(*inputs)
+    return compiled
 
 
 def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
