@@ -18,7 +18,6 @@ from . import inductor, peers
 from .cases import Case
 from .run import OURS, PEERS, Run
 
-
 COLD = ("tiny_b64", "medium4")
 """MLPs that are also compiled in fresh processes."""
 

@@ -251,9 +251,11 @@ def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., A
     """By Inductor with freezing and max-autotune, compiled already."""
     import torch._inductor.config
 
-    compiled = torch.compile(model, backend="inductor", dynamic=False)
-    # As an option of torch.compile, freezing is accepted and does nothing in some releases.
-    with torch.no_grad(), torch._inductor.config.patch(freezing=True, max_autotune=True):
+    # As options they tell Dynamo that this is another compiler than plain Inductor; in some releases
+    # freezing does nothing as an option.
+    settings = {"freezing": True, "max_autotune": True}
+    compiled = torch.compile(model, backend="inductor", options=settings, dynamic=False)
+    with torch.no_grad(), torch._inductor.config.patch(settings):
         compiled(*inputs)
     return compiled
 
