@@ -44,6 +44,7 @@ SECTIONS = {
 OUT = ROOT / "bench" / "out"
 PAGE = ROOT / "docs" / "cpu.md"
 CHART = ROOT / "docs" / "images" / "cpu.svg"
+CHART_TEXT = "a dot for each backend and model: how many times as fast as eager"
 
 
 def main(given: list[str] | None = None) -> int:
@@ -59,6 +60,7 @@ def main(given: list[str] | None = None) -> int:
         ", ".join(f"{k} {v}" for k, v in machine().items()) + f", {torch.get_num_threads()} threads"
     )
     run = Run(arguments, console)
+    known = len(run.notes)
     for note in run.notes:
         console.print(note, style="dim", markup=False)
     interrupted = False
@@ -69,19 +71,19 @@ def main(given: list[str] | None = None) -> int:
                 run.finish(name)
                 _write(path, run)
                 for table in tables(name, run.sections[name]):
-                    console.print(table.rich(), "")
+                    _show(table, console)
     except KeyboardInterrupt:
         interrupted = True
         console.print("interrupted: what was measured so far is kept")
     finally:
         run.close()
         _write(path, run)
-    console.print(_verdict(run.sections).rich())
+    _show(_verdict(run.sections), console)
     for name, section in run.sections.items():
         if warning := disturbed(section):
             console.print(f"[red]{name}: {warning}[/]")
     console.print(f"written to {path}")
-    for note in run.notes:
+    for note in run.notes[known:]:
         console.print(note, style="dim", markup=False)
     for wrong in run.wrong:
         console.print(f"[red]wrong: {escape(wrong)}[/]")
@@ -143,13 +145,19 @@ def _verdict(sections: dict[str, Any]) -> Table:
     return table
 
 
+def _show(table: Table, console: Console) -> None:
+    console.print(table.title, style="bold", markup=False)
+    console.print(table.rich(), "")
+
+
 def _write_docs(path: Path, console: Console) -> int:
     sections = _read(path)
     if not sections:
         console.print(f"there are no results in {path}; run bench/cpu.py first")
         return 2
     parts = {name: [*tables(name, data)] for name, data in sections.items()}
-    page.write(PAGE, sections, {**parts, "gates": [_verdict(sections)]})
+    picture = f"![{CHART_TEXT}]({CHART.relative_to(PAGE.parent)})"
+    page.write(PAGE, sections, {**parts, "gates": [_verdict(sections)]}, picture)
     CHART.write_text(chart.chart(sections))
     console.print(f"written: {PAGE.relative_to(ROOT)}, {CHART.relative_to(ROOT)}")
     return 0

@@ -23,6 +23,7 @@ from hypatia.benching import DTYPES
 from hypatia.workloads import NINE_MLPS, BertLayer
 
 from .cases import Case, of
+from .overhead import plan_of
 from .run import Run
 
 CALLS = 10_000
@@ -53,7 +54,7 @@ def _activations(case: Case) -> dict[str, Any]:
         eager = peak(functools.partial(model, *inputs))
         ours = peak(functools.partial(compiled, *inputs))
     reports = compiled.reports
-    by_plan = compiled._last is not None and compiled._last.native is not None
+    by_plan = plan_of(compiled) is not None
     between, packed = (reports[0].memory if reports and by_plan else None) or (0, 0)
     return {
         "section": case.section,

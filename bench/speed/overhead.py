@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.benching import Block, block
+from hypatia.compiling import CompiledModel
+from hypatia.native import NativeGraph
 
 from .run import OURS, Run
 
@@ -25,19 +27,24 @@ MANY = 5
 WIDTH = 16
 
 
-class Hundred(nn.Module):
-    """A hundred steps that no fusion joins, without weights."""
+class Steps(nn.Module):
+    """Steps that no fusion joins, without weights."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Softmax and layer norm in turn."""
-        for _ in range(50):
+        for _ in range(self.count // 2):
             x = F.layer_norm(F.softmax(x, -1), x.shape[-1:])
         return x
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "one 8x8 linear layer": (lambda: nn.Linear(8, 8), 8),
-    "a hundred steps": (Hundred, WIDTH),
+    "fifty steps": (lambda: Steps(50), WIDTH),
+    "a hundred steps": (lambda: Steps(100), WIDTH),
 }
 """Models, and the width of their inputs."""
 
@@ -56,23 +63,33 @@ def _measured(model: nn.Module, width: int, rounds: int) -> dict[str, Any]:
     one, many = torch.randn(1, width), torch.randn(MANY, width)
     with torch.no_grad():
         few, more = hypatia.compile(model, one), hypatia.compile(model, many)
-        calls = {
+        calls: dict[str, Callable[[], Any]] = {
             "eager": functools.partial(model, one),
             OURS: functools.partial(few, one),
             "many rows": functools.partial(more, many),
         }
+        plan = plan_of(few)
+        if plan is not None:
+            (bound,) = plan._bound.values()
+            calls["plan"] = functools.partial(bound, torch.get_num_threads(), one)
         blocks: dict[str, list[Block]] = {name: [] for name in calls}
         for _ in range(rounds):
             for name, call in calls.items():
                 blocks[name].append(block(call))
-    plan = few._last.native if few._last is not None else None
     # The least of the medians: other work on the machine only adds.
     best = {name: 1e6 * min(b.median for b in found) for name, found in blocks.items()}
     slope = max(0.0, (best["many rows"] - best[OURS]) / (MANY - 1))
     return {
         "eager_us": best["eager"],
         "call_us": best[OURS],
+        "plan_us": best.get("plan"),
         "work_us": slope,
         "overhead_us": best[OURS] - slope,
-        "steps": len(plan.__self__.steps) if plan is not None else None,
+        "steps": len(plan.steps) if plan is not None else None,
     }
+
+
+def plan_of(compiled: CompiledModel) -> NativeGraph | None:
+    """What runs the inputs seen last natively; none if torch does."""
+    entry = compiled._last
+    return entry.native.__self__ if entry is not None and entry.native is not None else None

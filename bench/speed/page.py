@@ -10,9 +10,9 @@ from .run import disturbed
 from .tables import Table
 
 
-def write(path: Path, sections: dict[str, Any], parts: dict[str, list[Table]]) -> None:
-    """Renews every marked part of which there are results; the others stay."""
-    text = path.read_text()
+def write(path: Path, sections: dict[str, Any], parts: dict[str, list[Table]], picture: str) -> None:
+    """Renews the picture and every marked part of which there are results; the others stay."""
+    text = put(path.read_text(), "chart", picture)
     for name, found in parts.items():
         lines = [_head(sections[name])] if name in sections else []
         text = put(text, name, "\n\n".join([*lines, *(table.markdown() for table in found)]))

@@ -22,10 +22,8 @@ class Table:
     rows: list[list[str]] = dataclasses.field(default_factory=list)
 
     def rich(self) -> RichTable:
-        """For a terminal."""
-        table = RichTable(
-            title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False
-        )
+        """For a terminal, without the title."""
+        table = RichTable(box=None, pad_edge=False)
         for i, name in enumerate(self.columns):
             table.add_column(name, justify="right" if i else "left", overflow="fold")
         for row in self.rows:
@@ -117,14 +115,14 @@ def _compile_times(cells: Cells, cold: list[dict[str, Any]]) -> Table:
     for dtype in ("fp32", "bf16"):
         for case, by in _by_case([c for c in cells if c["dtype"] == dtype]).items():
             seconds = [by[n]["compile_seconds"] if n in by else None for n in names]
-            table.rows.append([f"{case} {dtype}", *map(_seconds, seconds)])
+            table.rows.append([f"{case} {dtype}", *map(_number, seconds)])
     for row in cold:
         name = f"{row['case']} {row['dtype']}, fresh process"
-        table.rows.append([name, *(_seconds(row["seconds"].get(n)) for n in names)])
+        table.rows.append([name, *(_number(row["seconds"].get(n)) for n in names)])
     return table
 
 
-def _seconds(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -142,11 +140,11 @@ def _rewrites(cells: Cells) -> Table:
 
 
 def _overhead(section: dict[str, Any]) -> Table:
-    columns = ["model", "eager", "whole call", "work of a row", "overhead", "steps"]
+    columns = ["model", "eager", "whole call", "plan alone", "work of a row", "overhead at most", "steps"]
     table = Table("overhead: microseconds of a call", columns)
     for r in section["rows"]:
-        times = [f"{r[k]:.2f}" for k in ("eager_us", "call_us", "work_us", "overhead_us")]
-        table.rows.append([r["case"], *times, str(r["steps"] or "no plan")])
+        kinds = ("eager_us", "call_us", "plan_us", "work_us", "overhead_us")
+        table.rows.append([r["case"], *(_number(r[k]) for k in kinds), str(r["steps"] or "no plan")])
     return table
 
 
