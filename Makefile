@@ -22,6 +22,9 @@ BIN := $(abspath $(HYPATIA_VENV))/bin
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 RUST_SOURCES := $(shell find crates -path '*/src/*' -type f -o -name Cargo.toml) Cargo.toml Cargo.lock
 
+# Where Rust tests find the compiler of CUDA kernels, if torch has brought it.
+CUDA_LIBRARIES = $(subst $(eval) ,:,$(wildcard $(abspath $(HYPATIA_VENV))/lib/python*/site-packages/nvidia/*/lib))
+
 # Cargo and the extension build must see the same interpreter, or pyo3 is compiled again and again.
 export PYO3_PYTHON := $(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -80,7 +83,7 @@ lint: $(HYPATIA_VENV)/.requirements ## clippy and ruff; a warning is an error
 
 .PHONY: test-rust
 test-rust: | toolchain ## Rust tests (the binding crate has none: its tests are the Python ones)
-	@cargo test --workspace --locked
+	@HYPATIA_CUDA_LIBRARIES="$(CUDA_LIBRARIES)" cargo test --workspace --locked
 
 .PHONY: test-python
 test-python: build ## Python tests: a tenth of the op database and the quick part of the zoo among them
@@ -99,6 +102,10 @@ test-zoo: build ## the whole zoo of architectures, slow ones included
 .PHONY: test-torch-oldest
 test-torch-oldest: ## the Python tests on the oldest torch that is supported
 	@$(MAKE) --no-print-directory test-python HYPATIA_VENV=.venv-oldest REQUIREMENTS=requirements/oldest.txt
+
+.PHONY: test-gpu
+test-gpu: build ## checks on a GPU; one line where there is none
+	@$(BIN)/python tests_gpu/run.py
 
 ##@ Diagnostics: each prints a table and exits with 1 when it falls short
 
@@ -131,6 +138,10 @@ without-pytorch: $(HYPATIA_VENV)/.requirements ## programs and proofs through hy
 .PHONY: bench-cpu
 bench-cpu: build $(HYPATIA_VENV)/.peers ## speed on this CPU beside all peers; results in bench/out/cpu.json
 	@$(BIN)/python bench/cpu.py
+
+.PHONY: bench-gpu
+bench-gpu: build ## products on a GPU beside torch's; one line where there is none
+	@$(BIN)/python tests_gpu/bench.py
 
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs

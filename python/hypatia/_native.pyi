@@ -49,6 +49,61 @@ class Watch:
 
     def __init__(self, entries: list[tuple[dict, str, object]], empty: list[dict]) -> None: ...
     def holds(self) -> bool: ...
+class Gemm:
+    """A matrix product of dense matrices on a GPU; ``tune`` or ``use`` comes before ``run``."""
+
+    def __init__(
+        self,
+        device: int,
+        dtype: str,
+        sizes: list[int],
+        *,
+        transposed: tuple[bool, bool] = (False, True),
+        output: str | None = None,
+        batch: int = 1,
+        tf32: bool = False,
+        epilogue: str = "none",
+        residual: bool = False,
+        rows: list[int] | None = None,
+        alignment: int = 16,
+        candidates: int = 8,
+        deadline_ms: int = 300,
+        workspace: int = ...,
+    ) -> None: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    @property
+    def aux(self) -> tuple[int, int]: ...
+    @property
+    def workspace(self) -> int: ...
+    def tune(self, stream: int, address: int, bytes: int) -> str: ...
+    def use(self, tuned: str) -> None: ...
+    def run(
+        self,
+        stream: int,
+        left: int,
+        right: int,
+        out: int,
+        *,
+        residual: int = 0,
+        bias: int = 0,
+        aux: int = 0,
+        workspace: int = 0,
+    ) -> None: ...
+
+class Cuda:
+    """The module ``cuda``: the lower layers of the CUDA runtime."""
+
+    Gemm: type[Gemm]
+    epilogues: list[str]
+    def search_in(self, folders: list[str]) -> None: ...
+    def keep_in(self, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> None: ...
+    def libraries(self) -> str: ...
+    def compile(self, name: str, source: str, arch: tuple[int, int]) -> bytes: ...
+
+cuda: Cuda
 
 def optimize(graph: str, options: str) -> Optimization: ...
 def program_text(graph: str) -> str: ...

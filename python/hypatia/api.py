@@ -11,9 +11,10 @@ from torch.utils import _pytree as pytree
 
 from .culprit import Part
 from .guard import Guard
-from .native import GRAPH, PLAN, NativeGraph
+from .native import GRAPH, NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
+from .planner import PLAN
 from .report import GraphReport
 
 

@@ -18,9 +18,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .culprit import Part
 from .guard import Guard
-from .native import PLAN, NativeGraph
+from .native import NativeGraph
 from .options import Options
 from .pipeline import compile_count, optimize_graph
+from .planner import PLAN
 from .report import GraphReport
 from .yardstick import changed_inputs
 

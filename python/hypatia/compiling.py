@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 from . import _native
 from .api import exported, optimized
 from .backend import hypatia as backend
-from .native import GRAPH, PLAN, NativeGraph
+from .native import GRAPH, NativeGraph
 from .options import Options
+from .planner import PLAN
 from .report import GraphReport
 
 log = logging.getLogger(__name__)
@@ -221,6 +222,7 @@ class _Entry:
         self.single = self._spec.is_leaf()
         graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
         graph.fallback = lambda flat: gm(*flat)
+        graph.ranges = dict(self.open)
         with torch.no_grad():
             times = self.report.times = graph.choose(args, lambda: model(*args))
         self.report.memory = graph.bytes

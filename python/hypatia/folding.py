@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -21,6 +22,23 @@ def folded_bytes(gm: fx.GraphModule) -> int:
     folded = {storage_of(n): n for n in gm.graph.nodes if n.meta.get("folded")}
     values = [n.meta["val"] for storage, n in folded.items() if storage not in sources]
     return sum(v.numel() * v.element_size() for v in values if isinstance(v.numel(), int))
+
+
+class _Forgetful(Protocol):
+    def forget(self) -> None:
+        """Drops what was made of weights."""
+
+
+def watch(holder: _Forgetful, weights: Iterable[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
+    """References that let weights go, and tell the holder when one is gone."""
+    place = weakref.ref(holder)
+
+    def gone(_: Any) -> None:
+        known = place()
+        if known is not None:
+            known.forget()
+
+    return [weakref.ref(w, gone) for w in weights]
 
 
 class FoldedWeights(nn.Module):
@@ -49,10 +67,15 @@ class FoldedWeights(nn.Module):
             return self.body(*sources)
         with torch.inference_mode(False), torch.no_grad():
             folded = self.body(*sources)
-        state = [(weakref.ref(t), t._version, t.data_ptr()) for t in sources]
-        alive = [s for s in self._states if all(ref() is not None for ref, _, _ in s[0])]
-        self._states = [(state, folded), *alive][:_KEPT]
+        refs = watch(self, sources)
+        state = [(ref, t._version, t.data_ptr()) for ref, t in zip(refs, sources, strict=True)]
+        self.forget()
+        self._states = [(state, folded), *self._states][:_KEPT]
         return folded
+
+    def forget(self) -> None:
+        """Drops what was folded of weights that are gone."""
+        self._states = [s for s in self._states if all(ref() is not None for ref, _, _ in s[0])]
 
     def folded_bytes(self) -> int:
         """Memory that the folded weights hold beyond their sources."""

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["KNOWN", "Library", "Place", "find", "version"]
+__all__ = ["KNOWN", "Library", "Place", "find", "folders", "version"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,12 @@ def find(library: Library) -> Place | None:
     return None
 
 
+def folders() -> list[str]:
+    """The folders of site-packages that may have CUDA libraries."""
+    found = (glob.glob(os.path.join(glob.escape(f), "nvidia", "*", "lib")) for f in _packages())
+    return [folder for several in found for folder in sorted(several)]
+
+
 def version(library: Library, place: Place) -> str:
     """What the library says of itself; nothing if it cannot be asked."""
     try:
@@ -98,10 +104,14 @@ def _loaded(file: str) -> Iterator[Place]:
 
 
 def _installed(file: str) -> Iterator[Place]:
-    folders = [sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path]
-    for folder in dict.fromkeys(f for f in folders if f):
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", file))):
+    for path in (os.path.join(folder, file) for folder in folders()):
+        if os.path.exists(path):
             yield Place(path, "in site-packages")
+
+
+def _packages() -> list[str]:
+    places = [sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    return list(dict.fromkeys(place for place in places if place))
 
 
 def _linked(file: str) -> Iterator[Place]:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import operator
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from . import _native, cache, calls
-from .capture import Captured, by_schema, resolve, value_of
-from .folding import folded_bytes
-from .kernels import FusedCall
-from .layout import storage_of
+from .capture import value_of
+from .errors import VerificationWarning
+from .folding import folded_bytes, watch
+from .planner import PLAN, VALUES, Planner
 
 log = logging.getLogger(__name__)
 
@@ -30,86 +34,8 @@ _native.borrow_threads(str(calls.LIBTORCH))
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 
-KERNEL = "native plan"
-"""The name under which a plan can be left out of a compilation."""
-
-VALUES = "hypatia_values"
-"""Key of a graph's metadata: names of its nodes by their number in the program."""
-
-PLAN = "hypatia_plan"
-"""Key of a graph's metadata: what makes its native plans."""
-
 GRAPH = "hypatia_native"
 """Key of a graph's metadata: what runs it by its plans."""
-
-
-class Planner:
-    """Makes the native plans of a graph: one for each set of sizes."""
-
-    def __init__(
-        self, gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None
-    ) -> None:
-        self.most = most
-        self.optimization = optimization
-        self.captured = captured
-        self.hints = captured.hints
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        self.symbols = _symbols(placeholders)
-        self._first = self._plan(self.hints)
-
-    def _plan(self, sizes: dict[str, int]) -> _native.NativePlan:
-        return self.optimization.plan(sizes)
-
-    def at(self, sizes: dict[str, int]) -> _native.NativePlan:
-        """The plan for these values of the symbols."""
-        return self._first if sizes == self.hints else self._plan(sizes)
-
-    def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
-        """The calls into torch that a plan's steps make."""
-        return [calls.call(*self._call(d)) for d in described]
-
-    def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-        operands = [
-            o if o == "attr" else calls.Read(o["tensor"]) if "tensor" in o else o["int"]
-            for o in described["operands"]
-        ]
-        if described["origin"] is not None:
-            return calls.captured_call(self.captured.nodes[described["origin"]], operands)
-        target = resolve(described["target"])
-        args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
-        return target, args, kwargs
-
-    def __deepcopy__(self, memo: Any) -> Planner:
-        return self
-
-
-def attach(gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None) -> str:
-    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none."""
-    if any(isinstance(m, FusedCall) for m in gm.children()):
-        return "no native plan: a fused op has a kernel of its own"
-    (output,) = gm.graph.find_nodes(op="output")
-    results = output.all_input_nodes
-    if not all(_is_dense(value_of(n)) for n in results):
-        return "no native plan: a result is not dense in eager"
-    if len({storage_of(n) for n in results}) != len(results):
-        return "no native plan: results share memory"
-    try:
-        planner = Planner(gm, optimization, captured, most)
-        described = json.loads(planner.at(captured.hints).describe())
-    except _native.HypatiaError as e:
-        return str(e)
-    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
-        return "no native plan: a tensor that is part of the graph"
-    for call in described["calls"]:
-        if call["origin"] is not None:
-            reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
-            if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
-                return "no native plan: a call that only torch knows reads a tensor with gaps"
-    if len(described["calls"]) == len(described["steps"]):
-        return "no native plan: no step has a kernel"
-    gm.meta[PLAN] = planner
-    return ""
 
 
 class NativeGraph:
@@ -125,14 +51,18 @@ class NativeGraph:
         position = {n: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.steps: list[str] = described["steps"]
         self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
-        self.constants = [nodes[names[i]] for i in described["constants"]]
-        sources = {n for c in self.constants for n in _sources(c)}
+        self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
+        sources = {n for i in described["constants"] for n in _sources(self._node[i])}
         self.weights = sorted(position[n] for n in sources if n in position)
         self.arity = len(position)
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
-        self._weights: list[torch.Tensor] = []
+        self._weights: list[int] = []
+        self._alive: list[Any] = []
         self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
+        self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
+        """The least and greatest value of sizes, where the graph holds for some only."""
+        self._slower: set[tuple[int, ...]] = set()
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
@@ -152,7 +82,7 @@ class NativeGraph:
 
     def direct(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
-        if torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
+        if not self.native or torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
             return None
         return self.run(args)
 
@@ -165,23 +95,61 @@ class NativeGraph:
             sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
         bound = self._bound.get(sizes)
         try:
-            if bound is not None and all(
-                map(operator.is_, map(args.__getitem__, self.weights), self._weights)
-            ):
+            if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(torch.get_num_threads(), *inputs)
                 if results is not None or bound.current():
                     return results
                 self._bound.clear()
+            if sizes in self._slower or not self._within(sizes):
+                return None
+            known = bool(self._bound)
             bound = self._bind(args, sizes)
-            return bound and bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+            if bound is None:
+                return None
+            results = bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+            if sizes and known and results is not None:
+                return self._settle_sizes(args, sizes, results)
+            return results
         except _native.HypatiaError as error:
             return self._failed(error, args)
+
+    def _within(self, sizes: tuple[int, ...]) -> bool:
+        for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
+            least, greatest = self.ranges.get((position, dim), (0, size))
+            if not least <= size <= greatest:
+                return False
+        return True
+
+    def _settle_sizes(
+        self, args: Sequence[Any], sizes: tuple[int, ...], results: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """The first call at other sizes than those that were verified: torch's ops are asked too."""
+        expected = pytree.tree_leaves(self.fallback(list(args)))
+        apart = max(starmap(_distance, zip(results, expected, strict=True)), default=0.0)
+        if apart > 1:
+            self.native = False
+            warnings.warn(
+                VerificationWarning(
+                    f"hypatia: the native plan is wrong at the sizes {sizes} and is not used any more"
+                ),
+                stacklevel=2,
+            )
+            return tuple(expected)
+        taken = []
+        for form in (self.run, lambda a: self.fallback(list(a))):
+            start = time.perf_counter()
+            form(args)
+            taken.append(time.perf_counter() - start)
+        if taken[0] > 1.2 * taken[1]:
+            self._slower.add(sizes)
+            self._bound.pop(sizes, None)
+        return results
 
     def _failed(self, error: Exception, args: Sequence[Any]) -> Any:
         """A step failed: torch's ops do the same and say why, or do better."""
         try:
-            results = self.fallback(list(args))
+            results = pytree.tree_leaves(self.fallback(list(args)))
         except Exception as reason:
             if hasattr(reason, "add_note"):
                 reason.add_note(f"hypatia: {error}")
@@ -199,11 +167,11 @@ class NativeGraph:
             return None
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
+        described = self._describe(plan)
+        nodes = [self._node[i] for i in described["constants"]]
         with torch.inference_mode(False), torch.no_grad():
-            constants = [
-                _value(self.gm, c, values).detach().resolve_neg().contiguous() for c in self.constants
-            ]
-            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, self.constants, strict=True)):
+            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
+            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 # The model was converted since it was compiled.
                 return None
             _open_tuning(str(cache.folder() / "tuning") if cache.enabled() else None)
@@ -212,7 +180,7 @@ class NativeGraph:
                 bound = plan.bind(
                     constants,
                     [*weights, *attributes],
-                    self.planner.calls(self._describe(plan)["calls"]),
+                    self.planner.calls(described["calls"]),
                     str(calls.LIBTORCH),
                     torch.get_num_threads(),
                     None if most is None else max(0, most - folded_bytes(self.gm)),
@@ -222,13 +190,20 @@ class NativeGraph:
                 log.info("the native plan is not used: %s", e)
                 self.native = False
                 return None
-        if self._weights and not all(map(operator.is_, weights, self._weights)):
+        ids = [id(w) for w in weights]
+        if ids != self._weights:
             self._bound.clear()
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
-        self._weights = weights
+        # The plan knows whether the objects with these numbers are still the same; it keeps none alive.
+        self._weights = ids
+        self._alive = watch(self, (*weights, *attributes))
         return bound
+
+    def forget(self) -> None:
+        """Drops the plans: a weight is gone."""
+        self._bound.clear()
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -276,38 +251,19 @@ def _open_tuning(folder: str | None) -> None:
     _native.tuning_folder(folder)
 
 
-def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
-    """Where the values of symbols are among the arguments: an integer, or a dimension of a tensor."""
-    found: dict[str, tuple[int, int | None]] = {}
-    for position, node in enumerate(placeholders):
-        value = value_of(node)
-        if isinstance(value, torch.SymInt):
-            found.setdefault(str(value.node.expr), (position, None))
-        elif isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    found.setdefault(str(size.node.expr), (position, dim))
-    return [(symbol, *place) for symbol, place in found.items()]
-
-
-def _given(arg: Any, operands: Sequence[Any]) -> Any:
-    """An argument of the compiler's own form as torch takes it."""
-    if arg == "none":
-        return None
-    ((kind, value),) = arg.items()
-    if kind == "node":
-        return operands[value]
-    if kind == "float":
-        return float(value)
-    if kind == "dtype":
-        return getattr(torch, value)
-    if kind == "list":
-        return [_given(a, operands) for a in value]
-    return value
-
-
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous()
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """How far results are apart, in units of what roundings in another order explain."""
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs) else math.inf
+    if not ours.numel():
+        return 0.0
+    a, b = ours.double(), theirs.double()
+    odd = ~torch.isfinite(b)
+    if not torch.equal(a[odd].nan_to_num(), b[odd].nan_to_num()):
+        return math.inf
+    scale = b[~odd].abs().max().item() if (~odd).any() else 1.0
+    apart = (a - b)[~odd].abs().max().item() if (~odd).any() else 0.0
+    return apart / (max(scale, 1e-30) * 64 * torch.finfo(ours.dtype).eps)
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:

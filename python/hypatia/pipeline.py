@@ -11,7 +11,7 @@ from collections.abc import Collection
 from torch import fx
 from torch._logging import trace_structured
 
-from . import native, programs
+from . import planner, programs
 from .capture import capture
 from .errors import UnsupportedError
 from .folding import folded_bytes
@@ -60,8 +60,8 @@ def optimize_graph(
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
             return optimize_graph(gm, options, kind, (), autograd=autograd, without=without)
-        if kind == "inference" and captured.device.type == "cpu" and native.KERNEL not in kernels:
-            reason = native.attach(optimized, optimization, captured, options.weight_copies)
+        if kind == "inference" and captured.device.type == "cpu" and planner.KERNEL not in kernels:
+            reason = planner.attach(optimized, optimization, captured, options.weight_copies)
             if reason:
                 log.debug("%s", reason)
     except UnsupportedError as e:

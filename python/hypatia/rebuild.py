@@ -25,7 +25,7 @@ from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
-from .native import VALUES
+from .planner import VALUES
 
 
 def rebuild(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from . import native
+from . import planner
 from .checking import Result
 from .kernels import FusedCall
 from .programs import Optimization
@@ -109,7 +109,7 @@ class GraphReport:
         modules = self.after.owning_module
         calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
         names = [c.kernel.name for c in calls if isinstance(c, FusedCall)]
-        return list(dict.fromkeys([*names, *([native.KERNEL] if native.PLAN in modules.meta else [])]))
+        return list(dict.fromkeys([*names, *([planner.KERNEL] if planner.PLAN in modules.meta else [])]))
 
     @property
     def parts(self) -> list[tuple[str, str]]:

@@ -1,7 +1,9 @@
 //! Python binding: converts, calls, maps errors. Graphs, options and reports cross as JSON.
 
 mod call;
+mod cuda;
 mod plan;
+mod results;
 mod tensor;
 mod tuning;
 mod watch;
@@ -239,5 +241,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;
     m.add_function(wrap_pyfunction!(tuning::tuning_folder, m)?)?;
     m.add_function(wrap_pyfunction!(tuning::tuning_entries, m)?)?;
+    cuda::module(m)?;
     Ok(())
 }

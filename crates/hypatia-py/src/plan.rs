@@ -11,10 +11,11 @@ use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple, PyWeakrefMethods, PyWeakrefReference};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
+use crate::results::{LARGE, Spares};
 use crate::tensor::Exchange;
 use crate::{failed, json};
 
@@ -53,6 +54,7 @@ struct Description {
 struct Expected {
     dtype: DType,
     shape: Vec<i64>,
+    bytes: usize,
 }
 
 impl Expected {
@@ -60,6 +62,7 @@ impl Expected {
         Expected {
             dtype: value.dtype,
             shape: value.shape.iter().map(|s| *s as i64).collect(),
+            bytes: value.bytes(),
         }
     }
 
@@ -138,6 +141,7 @@ impl NativePlan {
             watched,
             exchange,
             runnable,
+            spares: Spares::new(self.plan.outputs.len()),
             _kept: kept,
         })
     }
@@ -163,9 +167,9 @@ fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResu
     Ok(Box::new(call))
 }
 
-/// A tensor whose state is remembered.
+/// A tensor whose state is remembered. It is not kept alive.
 struct Watched {
-    tensor: Py<PyAny>,
+    tensor: Py<PyWeakrefReference>,
     version: i64,
     data: usize,
 }
@@ -174,7 +178,7 @@ impl Watched {
     fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
         let (version, data) = Watched::state(tensor)?;
         Ok(Watched {
-            tensor: tensor.clone().unbind(),
+            tensor: PyWeakrefReference::new(tensor)?.unbind(),
             version,
             data,
         })
@@ -187,7 +191,10 @@ impl Watched {
     }
 
     fn holds(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(Watched::state(self.tensor.bind(py))? == (self.version, self.data))
+        match self.tensor.bind(py).upgrade() {
+            Some(tensor) => Ok(Watched::state(&tensor)? == (self.version, self.data)),
+            None => Ok(false),
+        }
     }
 }
 
@@ -204,6 +211,7 @@ pub struct BoundPlan {
     outputs: Vec<Expected>,
     watched: Vec<Watched>,
     exchange: Exchange,
+    spares: Arc<Spares>,
     /// Constants that steps read where they are.
     _kept: Vec<Py<PyAny>>,
 }
@@ -245,7 +253,15 @@ impl BoundPlan {
         }
         let mut fresh = Vec::with_capacity(self.outputs.len());
         for expected in &self.outputs {
-            fresh.push(self.exchange.allocate(expected.dtype, &expected.shape)?);
+            let bytes = expected.bytes;
+            let again = (bytes >= LARGE).then(|| {
+                self.exchange
+                    .reuse(expected.dtype, &expected.shape, bytes, &self.spares)
+            });
+            fresh.push(match again.flatten() {
+                Some(tensor) => tensor,
+                None => self.exchange.allocate(expected.dtype, &expected.shape)?,
+            });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
         // SAFETY: inputs were checked and are kept alive by the tuple; results are new.

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use hypatia::runtime::torch::Strided;
 use hypatia::ty::DType;
@@ -9,6 +10,8 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+
+use crate::results::{Block, Spares};
 
 const CPU: i32 = 1;
 
@@ -136,10 +139,7 @@ impl Exchange {
     pub fn allocate(&self, dtype: DType, shape: &[i64]) -> PyResult<Fresh> {
         let (code, bits) = code_of(dtype);
         let mut sizes = shape.to_vec();
-        let mut steps = vec![1i64; shape.len()];
-        for i in (1..shape.len()).rev() {
-            steps[i - 1] = steps[i] * shape[i].max(1);
-        }
+        let mut steps = dense(shape);
         let mut prototype = DlTensor {
             data: null_mut(),
             device_type: CPU,
@@ -167,35 +167,34 @@ impl Exchange {
     }
 }
 
-/// What keeps the sizes of a borrowed tensor alive.
-struct Sizes {
+/// A tensor on memory of ours, with all that it refers to.
+struct Ours {
     managed: Managed,
     _shape: Vec<i64>,
     _strides: Vec<i64>,
+    /// Memory that goes back when torch is done with it.
+    block: Option<(Block, Arc<Spares>)>,
 }
 
-unsafe extern "C" fn free_sizes(managed: *mut Managed) {
-    // SAFETY: made by `wrap`, which put its box behind this pointer.
-    unsafe { drop(Box::from_raw((*managed).manager_ctx.cast::<Sizes>())) };
+unsafe extern "C" fn free_ours(managed: *mut Managed) {
+    // SAFETY: made by `Ours::make`, which put its box behind this pointer.
+    let ours = unsafe { Box::from_raw((*managed).manager_ctx.cast::<Ours>()) };
+    if let Some((block, spares)) = ours.block {
+        spares.give(block);
+    }
 }
 
-impl Exchange {
-    /// A torch tensor on memory of ours.
-    ///
-    /// # Safety
-    /// The memory outlives the tensor.
-    pub unsafe fn wrap<'py>(&self, py: Python<'py>, t: &Strided<'_>) -> PyResult<Bound<'py, PyAny>> {
-        let (code, bits) = code_of(t.dtype);
-        let mut shape: Vec<i64> = t.shape.iter().map(|s| *s as i64).collect();
-        let mut strides: Vec<i64> = t.strides.iter().map(|s| *s as i64).collect();
-        let mut sizes = Box::new(Sizes {
+impl Ours {
+    fn make(data: *mut u8, dtype: DType, mut shape: Vec<i64>, mut strides: Vec<i64>) -> Box<Ours> {
+        let (code, bits) = code_of(dtype);
+        let mut ours = Box::new(Ours {
             managed: Managed {
                 version: Version { major: 1, minor: 0 },
                 manager_ctx: null_mut(),
-                deleter: Some(free_sizes),
+                deleter: Some(free_ours),
                 flags: 0,
                 tensor: DlTensor {
-                    data: t.data.cast(),
+                    data: data.cast(),
                     device_type: CPU,
                     device_id: 0,
                     ndim: shape.len() as i32,
@@ -209,19 +208,48 @@ impl Exchange {
             },
             _shape: shape,
             _strides: strides,
+            block: None,
         });
-        sizes.managed.manager_ctx = (&raw mut *sizes).cast();
-        let managed = &raw mut Box::leak(sizes).managed;
-        let mut object: *mut c_void = null_mut();
-        // SAFETY: the GIL is held; torch calls the deleter when the tensor goes.
-        if unsafe { (self.table().object_from_managed)(managed, &mut object) } != 0 || object.is_null() {
-            // SAFETY: torch did not take it.
-            unsafe { free_sizes(managed) };
-            return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch did not take a tensor")));
-        }
-        // SAFETY: a new reference.
-        Ok(unsafe { Bound::from_owned_ptr(py, object.cast()) })
+        ours.managed.manager_ctx = (&raw mut *ours).cast();
+        ours
     }
+
+    fn into_fresh(self: Box<Ours>, exchange: Exchange) -> Fresh {
+        Fresh {
+            managed: NonNull::from(&mut Box::leak(self).managed),
+            exchange,
+        }
+    }
+}
+
+impl Exchange {
+    /// A torch tensor on memory of ours.
+    ///
+    /// # Safety
+    /// The memory outlives the tensor.
+    pub unsafe fn wrap<'py>(&self, py: Python<'py>, t: &Strided<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let shape = t.shape.iter().map(|s| *s as i64).collect();
+        let strides = t.strides.iter().map(|s| *s as i64).collect();
+        Ours::make(t.data, t.dtype, shape, strides)
+            .into_fresh(*self)
+            .into_object(py)
+    }
+
+    /// A new dense tensor in memory that is used again when torch is done with it; none if there is no memory.
+    pub fn reuse(&self, dtype: DType, shape: &[i64], bytes: usize, spares: &Arc<Spares>) -> Option<Fresh> {
+        let block = spares.take(bytes)?;
+        let mut ours = Ours::make(block.data(), dtype, shape.to_vec(), dense(shape));
+        ours.block = Some((block, spares.clone()));
+        Some(ours.into_fresh(*self))
+    }
+}
+
+fn dense(shape: &[i64]) -> Vec<i64> {
+    let mut steps = vec![1i64; shape.len()];
+    for i in (1..shape.len()).rev() {
+        steps[i - 1] = steps[i] * shape[i].max(1);
+    }
+    steps
 }
 
 unsafe extern "C" fn note_error(context: *mut c_void, _kind: *const c_char, message: *const c_char) {

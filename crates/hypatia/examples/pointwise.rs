@@ -15,16 +15,15 @@ const WIDTH: usize = COUNT / ROWS;
 /// A call on a number of threads, with room for two results.
 type Work<'a> = dyn FnMut(usize, &mut [f32], &mut [f32]) -> Result<()> + 'a;
 
-/// The median time of a call in milliseconds.
+/// The least time of a call in milliseconds: what disturbs a call only makes it longer.
 fn time(mut f: impl FnMut() -> Result<()>) -> Result<f64> {
-    let mut times = vec![];
-    for _ in 0..25 {
+    let mut least = f64::INFINITY;
+    for _ in 0..40 {
         let start = Instant::now();
         f()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
+        least = least.min(start.elapsed().as_secs_f64() * 1e3);
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(least)
 }
 
 /// Ten ops: a polynomial with activations in between.

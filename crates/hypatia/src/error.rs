@@ -40,6 +40,9 @@ pub enum Error {
     /// No program could be chosen.
     #[error(transparent)]
     Extract(#[from] crate::extract::Error),
+    /// Something failed on a GPU.
+    #[error(transparent)]
+    Cuda(#[from] crate::runtime::cuda::Error),
 }
 
 /// Shorthand for results of this crate.

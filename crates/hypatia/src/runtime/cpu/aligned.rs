@@ -70,8 +70,9 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(size, align).expect("more memory than there are addresses")
 }
 
+/// Asks for huge pages in a range that starts and ends at their borders, before it is first written.
 #[cfg(target_os = "linux")]
-fn advise_huge(start: NonNull<u8>, bytes: usize) {
+pub fn advise_huge(start: NonNull<u8>, bytes: usize) {
     unsafe extern "C" {
         fn madvise(start: *mut std::ffi::c_void, bytes: usize, advice: i32) -> i32;
     }
@@ -80,8 +81,9 @@ fn advise_huge(start: NonNull<u8>, bytes: usize) {
     unsafe { madvise(start.as_ptr().cast(), bytes, MADV_HUGEPAGE) };
 }
 
+/// Asks for huge pages: nothing to ask here.
 #[cfg(not(target_os = "linux"))]
-fn advise_huge(_: NonNull<u8>, _: usize) {}
+pub fn advise_huge(_: NonNull<u8>, _: usize) {}
 
 impl<T: Plain> Drop for Aligned<T> {
     fn drop(&mut self) {

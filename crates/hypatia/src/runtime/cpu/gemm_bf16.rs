@@ -29,6 +29,8 @@ use std::marker::PhantomData;
 const GROUP: usize = 64;
 /// Bytes of packed activations of a part: half of a second-level cache.
 const PART: usize = 1 << 20;
+/// Bytes of a result above which it is fetched before it is written.
+const FAR: usize = 1 << 20;
 /// Up to so many rows weights come from memory no faster than vectors multiply them.
 const FEW: usize = 3;
 /// Multiplications, and weights to read, that are over before a second thread is of much use.
@@ -109,7 +111,13 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
     unsafe fn run(&self, threads: usize, m: usize, x: Rows<F::Value>, sink: Sink<F::Value>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
         let shape = (m, self.n);
-        let call = Call { weights: self, x, sink };
+        let far = m.saturating_mul(self.n) * size_of::<F::Value>() > FAR;
+        let call = Call {
+            weights: self,
+            x,
+            sink,
+            far,
+        };
         let wide = |level: Level| {
             let grid = Grid::new(threads, shape, (wide::ROWS, GROUP), wide::PART_ROWS);
             Pool::global().run(threads, grid.parts(), &|part| {

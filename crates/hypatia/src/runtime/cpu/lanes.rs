@@ -3,7 +3,11 @@
 //! A [`Kernel`] is plain Rust that the compiler vectorises. [`dispatch`] picks the widest instance that
 //! the machine runs; the choice is made once per process.
 
+mod ahead;
+
 use std::sync::OnceLock;
+
+pub(crate) use ahead::Ahead;
 
 /// Instruction sets that kernels are compiled for, narrowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

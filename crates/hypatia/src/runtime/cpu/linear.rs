@@ -5,6 +5,8 @@
 
 mod choice;
 mod compat;
+#[cfg(target_arch = "x86_64")]
+mod direct;
 mod finish;
 mod grid;
 mod kind;
@@ -36,6 +38,21 @@ pub trait Element: super::aligned::Plain {
     fn rounded(value: f32) -> f32 {
         Self::narrow(value).widen()
     }
+
+    /// Stores `max(sums + bias, least)` by AVX-512, or answers false if the machine lacks what that needs.
+    ///
+    /// # Safety
+    /// The machine has AVX-512; `sums` and `y` reach the block's rows and columns, and nobody else uses them.
+    #[doc(hidden)]
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut Self,
+        y_stride: usize,
+        bias: Option<&[Self]>,
+        least: f32,
+    ) -> bool;
 }
 
 impl Element for f32 {
@@ -47,6 +64,19 @@ impl Element for f32 {
     fn narrow(value: f32) -> f32 {
         value
     }
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut f32,
+        y_stride: usize,
+        bias: Option<&[f32]>,
+        least: f32,
+    ) -> bool {
+        // SAFETY: handed on.
+        unsafe { direct::store_f32(sums, block, y, y_stride, bias, least) };
+        true
+    }
 }
 
 impl Element for bf16 {
@@ -57,6 +87,21 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(value: f32) -> bf16 {
         bf16::from_bits(f32_to_bf16(value))
+    }
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn store(
+        sums: *const f32,
+        block: &StoreBlock,
+        y: *mut bf16,
+        y_stride: usize,
+        bias: Option<&[bf16]>,
+        least: f32,
+    ) -> bool {
+        if direct::narrows() {
+            // SAFETY: handed on.
+            unsafe { direct::store_bf16(sums, block, y, y_stride, bias, least) };
+        }
+        direct::narrows()
     }
 }
 

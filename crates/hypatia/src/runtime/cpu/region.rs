@@ -21,6 +21,7 @@
 mod access;
 mod loops;
 mod program;
+mod rounding;
 mod run;
 mod table;
 mod view;
@@ -35,7 +36,7 @@ use crate::{Error, Result};
 use program::Program;
 
 pub(crate) use access::Access;
-pub(crate) use run::Bound;
+pub(crate) use run::{Bound, Runner};
 pub use view::{Element, View, ViewMut};
 pub(crate) use view::{check_bounds, check_distinct};
 
@@ -141,7 +142,54 @@ pub enum Rounding {
 pub struct Region {
     pub(crate) inputs: Vec<DType>,
     pub(crate) outputs: Vec<DType>,
+    /// What it is, if it is no more than that.
+    pub(crate) affine: Option<Affine>,
     program: Program,
+    meaning: Meaning,
+}
+
+/// A region as it was written, for machines other than this one.
+#[derive(Debug, Clone)]
+pub struct Meaning {
+    /// One value each, after those of the inputs.
+    pub instructions: Vec<Instruction>,
+    /// The dtype of every value, those of the inputs first.
+    pub types: Vec<DType>,
+    /// The number of the value of each output.
+    pub outputs: Vec<usize>,
+    /// When 16-bit values are rounded.
+    pub rounding: Rounding,
+}
+
+/// The first input times another, and perhaps a third added: what follows most norms.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Affine {
+    /// The numbers of the inputs.
+    pub(crate) scale: usize,
+    pub(crate) shift: Option<usize>,
+}
+
+impl Affine {
+    fn of(inputs: &[DType], instructions: &[Instruction], outputs: &[usize]) -> Option<Affine> {
+        let with = |i: &Instruction, op: Op, value: usize| match i.args[..] {
+            [a, b] if i.op == op && a == value => Some(b),
+            [a, b] if i.op == op && b == value => Some(a),
+            _ => None,
+        };
+        let other = |i: usize| (1..inputs.len()).contains(&i).then_some(i);
+        if outputs != [inputs.len() + instructions.len() - 1] || inputs.iter().any(|t| *t != inputs[0]) {
+            return None;
+        }
+        let (first, second) = match instructions {
+            [product] => (product, None),
+            [product, sum] => (product, Some(with(sum, Op::Add, inputs.len()).and_then(other)?)),
+            _ => return None,
+        };
+        Some(Affine {
+            scale: with(first, Op::Mul, 0).and_then(other)?,
+            shift: second,
+        })
+    }
 }
 
 impl Region {
@@ -171,8 +219,20 @@ impl Region {
         Ok(Region {
             inputs: inputs.to_vec(),
             outputs: outputs.iter().map(|&o| types[o]).collect(),
+            affine: Affine::of(inputs, &instructions, outputs),
             program: Program::new(inputs.len(), &instructions, &types, outputs, rounding),
+            meaning: Meaning {
+                instructions,
+                types,
+                outputs: outputs.to_vec(),
+                rounding,
+            },
         })
+    }
+
+    /// What it computes.
+    pub fn meaning(&self) -> &Meaning {
+        &self.meaning
     }
 
     /// The dtypes of the inputs.

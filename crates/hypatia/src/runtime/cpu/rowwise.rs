@@ -24,12 +24,12 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::lanes::dispatch;
-use super::region::{Access, Bound, Region, View, ViewMut, check_bounds, check_distinct};
+use super::lanes::{Ahead, dispatch};
+use super::region::{Access, Bound, Region, Runner, View, ViewMut, check_bounds, check_distinct};
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
-use rows::{Number, Rows};
+use rows::{Finish, Number, Rows};
 
 /// What is done with a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,7 +59,7 @@ impl RowOp {
 }
 
 /// Elements that are worked on at a time, in whole rows: they and their results fit the first-level cache.
-const GROUP: usize = 4096;
+const GROUP: usize = 1024;
 
 /// Elements for each thread: about 20 us of work, since waking a thread takes longer.
 const WORTH_THREADS: usize = 32_768;
@@ -98,6 +98,21 @@ impl Rowwise {
     /// What is done with a row.
     pub fn op(&self) -> RowOp {
         self.op
+    }
+
+    /// The dtype of the rows where there is no prologue, and of the result where there is no epilogue.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What is done before.
+    pub fn prologue(&self) -> Option<&Region> {
+        self.prologue.as_ref()
+    }
+
+    /// What is done after.
+    pub fn epilogue(&self) -> Option<&Region> {
+        self.epilogue.as_ref()
     }
 
     /// Takes the rows from the first output of a region, which must be f32, or f64 if the dtype is. Its other outputs
@@ -240,19 +255,33 @@ impl Rowwise {
                 .collect(),
             bound.make.clone(),
         );
+        let mut prologue = self.prologue.as_ref().map(Runner::new);
+        // SAFETY: `run` checked the memory of the epilogue's inputs.
+        let finish = unsafe { self.finish::<T>(bound, width) };
+        let alone = !matches!(finish, Finish::Nothing);
+        let mut epilogue = self.epilogue.as_ref().filter(|_| !alone).map(Runner::new);
         let per_row = if self.op.reduces() { 1 } else { width };
         for row in (start..end).step_by(group) {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
+            // While these rows are computed, lines of the next ones are asked for.
+            let later = (row + count)..end.min(row + count + group);
+            let (mut from, mut to) = (Ahead::new(), Ahead::new());
+            for access in bound.take.iter().chain(&bound.keep) {
+                access.ask(later.start * width..later.end * width, size, &mut from);
+            }
+            for access in bound.make.iter().filter(|_| !self.op.reduces()) {
+                access.ask(later.start * width..later.end * width, size, &mut to);
+            }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
             unsafe {
-                let source = match &self.prologue {
+                let source = match &mut prologue {
                     Some(region) => {
                         before.outputs[0] = self.dense(first, at, len);
-                        region.run_range(&before, at, at + len);
+                        region.run(&before, at, at + len);
                         first
                     }
                     None => bound.take[0].direct(at, len).unwrap_or_else(|| {
@@ -260,7 +289,7 @@ impl Rowwise {
                         first
                     }),
                 };
-                let target = match &self.epilogue {
+                let target = match &epilogue {
                     None => bound.make[0]
                         .direct(out_at, out_len)
                         .filter(|t| *t != source)
@@ -273,11 +302,14 @@ impl Rowwise {
                     target: std::slice::from_raw_parts_mut(target.cast(), out_len),
                     count,
                     width,
+                    finish,
+                    from,
+                    to,
                 });
-                match &self.epilogue {
+                match &mut epilogue {
                     Some(region) => {
                         after.inputs[0] = self.dense(second, out_at, out_len);
-                        region.run_range(&after, out_at, out_at + out_len);
+                        region.run(&after, out_at, out_at + out_len);
                     }
                     None if target == second => bound.make[0].store(out_at, out_len, second),
                     None => {}
@@ -285,6 +317,28 @@ impl Rowwise {
             }
         }
         BUFFER.set(buffer);
+    }
+
+    /// The epilogue as part of a norm, if it is that simple.
+    ///
+    /// # Safety
+    /// The memory of the epilogue's inputs must be readable as long as the result lives.
+    unsafe fn finish<'a, T: Number>(&self, bound: &Stages, width: usize) -> Finish<'a, T> {
+        let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
+        let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
+            return Finish::Nothing;
+        };
+        // The epilogue's first input is the result of the norm.
+        let row = |input: usize| {
+            let data = bound.join[input - 1].only_row(width)?;
+            // SAFETY: as promised by the caller; all inputs of such an epilogue have the type that is computed in.
+            Some(unsafe { std::slice::from_raw_parts(data.cast(), width) })
+        };
+        match (row(affine.scale), affine.shift.map(row)) {
+            (Some(scale), None) => Finish::Scale(scale),
+            (Some(scale), Some(Some(shift))) => Finish::ScaleShift(scale, shift),
+            _ => Finish::Nothing,
+        }
     }
 
     fn dense(&self, data: *mut u8, start: usize, len: usize) -> Access {

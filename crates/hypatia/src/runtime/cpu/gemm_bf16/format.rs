@@ -91,6 +91,8 @@ pub trait Format: Send + Sync + 'static {
     /// With several, short sums round less, as long as they are added to each other outside of tiles.
     const DEPTH: usize;
 
+    /// Steps of a pass up to which activations stream by two panels that stay in the first-level cache.
+    const STREAM: usize;
     /// Columns that are finished together: many, where activations of one pass fill the near caches.
     const GROUP: usize;
     /// Rows of a part, at least, if there are as many.
@@ -162,6 +164,7 @@ impl Format for Whole {
     const PIECES: usize = 1;
     const PAIRS: &'static [(usize, usize)] = &[(0, 0)];
     const DEPTH: usize = 64;
+    const STREAM: usize = 16;
     const GROUP: usize = 128;
     const ROWS: usize = 128;
     const PAIR: (usize, usize) = (2, 1);
@@ -200,6 +203,7 @@ macro_rules! pieces {
             const PIECES: usize = $pieces;
             const PAIRS: &'static [(usize, usize)] = &$pairs;
             const DEPTH: usize = 16;
+            const STREAM: usize = 0;
             const GROUP: usize = 512;
             const ROWS: usize = 256;
 

@@ -15,6 +15,8 @@ pub struct Call<'a, F: Format> {
     pub weights: &'a Tiles<F>,
     pub x: Rows<'a, F::Value>,
     pub sink: Sink<'a, F::Value>,
+    /// The result is in no cache of a core when it is written.
+    pub far: bool,
 }
 
 impl<F: Format> Call<'_, F> {
@@ -70,115 +72,55 @@ impl<F: Format> Call<'_, F> {
     #[cfg(target_arch = "x86_64")]
     pub unsafe fn tile_part(&self, rows: Range<usize>, columns: Range<usize>) {
         let weights = self.weights;
+        let steps = weights.steps();
         let blocks = rows.len().div_ceil(2 * SIDE);
-        let width = F::GROUP.min(columns.len().next_multiple_of(2 * SIDE));
-        let sums_len = blocks * 2 * SIDE * width;
-        let block = weights.steps() * F::PIECES * 2 * TILE;
-        let mut odd = vec![];
-        with_scratch(sums_len + blocks * block / 2, |scratch| {
-            let (sums, x) = scratch.split_at_mut(sums_len);
+        let packed = blocks * steps * F::PIECES * 2 * TILE / 2;
+        // With one block of rows there is nothing to keep a part of a panel for.
+        let passes = match blocks == 1 && F::PIECES == 1 {
+            true => 1,
+            false => steps.div_ceil(F::DEPTH).max(1),
+        };
+        // Sums that are finished before the next ones are made stay in the nearest cache.
+        let kept = passes > 1 || !self.sink.is_direct();
+        let (width, height) = match kept {
+            false => (2 * SIDE, 2 * SIDE),
+            true => (
+                F::GROUP.min(columns.len().next_multiple_of(2 * SIDE)),
+                blocks * 2 * SIDE,
+            ),
+        };
+        with_scratch(width * height + packed, |scratch| {
+            let (sums, x) = scratch.split_at_mut(width * height);
+            let mut odd = vec![];
             for row in rows.clone().step_by(SIDE) {
                 let height = SIDE.min(rows.end - row);
                 // SAFETY: the scratch holds the tiles of all rows; tiles come with AVX-512.
                 let special = unsafe { self.pack_rows(row, height, row - rows.start, x.as_mut_ptr().cast()) };
                 odd.extend((0..height).filter(|r| special >> r & 1 == 1).map(|r| row + r));
             }
+            let x = x.as_ptr().cast();
+            let depth = steps.div_ceil(passes).max(1);
+            let mut part = Part {
+                call: self,
+                rows,
+                end: columns.end,
+                odd,
+                x,
+                sums,
+                width,
+                depth,
+                kept,
+            };
             let mut groups = || {
-                for column in columns.clone().step_by(width) {
-                    let group = column..(column + width).min(columns.end);
-                    // SAFETY: tiles are configured below; as above.
-                    unsafe { self.group(rows.len(), &group, columns.end, x.as_ptr().cast(), sums, width) };
-                    self.mend(&odd, rows.start, &group, sums, width);
-                    let block = StoreBlock {
-                        row: rows.start,
-                        rows: rows.len(),
-                        column,
-                        columns: group.len(),
-                        stride: width,
-                    };
-                    // SAFETY: the caller's obligation.
-                    unsafe { self.sink.store(Level::Avx512, sums, &block) };
+                for column in columns.clone().step_by(F::GROUP) {
+                    let group = column..(column + F::GROUP).min(columns.end);
+                    // SAFETY: tiles are configured below; the caller's obligation.
+                    unsafe { part.group(&group) };
                 }
             };
             // SAFETY: the caller's obligation.
             unsafe { tiles::configured(&mut groups) };
         });
-    }
-
-    /// The sums of all rows for a group of columns.
-    ///
-    /// # Safety
-    /// Tiles are configured; `x` holds the packed rows, and `sums` is as long as they need.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn group(
-        &self,
-        rows: usize,
-        group: &Range<usize>,
-        end: usize,
-        x: *const u16,
-        sums: &mut [f32],
-        width: usize,
-    ) {
-        let weights = self.weights;
-        let (steps, panel) = (weights.steps(), weights.panel());
-        let (tall, single) = (rows / (2 * SIDE), rows % (2 * SIDE));
-        let (tall, single) = if single > SIDE {
-            (tall + 1, false)
-        } else {
-            (tall, single > 0)
-        };
-        // With one block of rows there is nothing to keep a part of a panel for.
-        let passes = if tall + usize::from(single) > 1 || F::PIECES > 1 {
-            steps.div_ceil(F::DEPTH)
-        } else {
-            1
-        };
-        let depth = steps.div_ceil(passes.max(1)).max(1);
-        let sums = sums.as_mut_ptr();
-        for step in (0..steps.max(1)).step_by(depth) {
-            let depth = depth.min(steps - step);
-            let product = |block: usize, column: usize| {
-                let w = &weights.data[column / SIDE * panel + step * F::PIECES * TILE..];
-                tiles::Product {
-                    x: x.wrapping_add((block * steps + step) * F::PIECES * 2 * TILE),
-                    w: w.as_ptr(),
-                    panel,
-                    steps: depth,
-                    sums: sums.wrapping_add(block * 2 * SIDE * width + column - group.start),
-                    stride: width,
-                    adds: step > 0,
-                    soon: w.as_ptr(),
-                    lines: 0,
-                }
-            };
-            for column in group.clone().step_by(2 * SIDE) {
-                // While a panel is used, the next one comes nearer, a share of it in each row block.
-                let wide = group.end - column > SIDE;
-                let lines = (2 * F::PIECES * SIDE).div_ceil(tall.max(1));
-                for block in 0..tall {
-                    let mut product = product(block, column);
-                    if column + 2 * SIDE < end {
-                        product.soon = product.soon.wrapping_add(2 * panel + block * lines * depth * STEP);
-                        product.lines = lines;
-                    }
-                    // SAFETY: the caller's obligation; the pointers stay within the weights and the scratch.
-                    unsafe {
-                        if wide {
-                            tiles::multiply::<F, true, true>(&product)
-                        } else {
-                            tiles::multiply::<F, true, false>(&product)
-                        }
-                    };
-                }
-            }
-            if single {
-                for column in group.clone().step_by(2 * SIDE) {
-                    // SAFETY: as above; the number of panels is even.
-                    unsafe { tiles::multiply::<F, false, true>(&product(tall, column)) };
-                }
-            }
-        }
     }
 
     /// Packs up to 16 rows into their tiles, in the order of the tiles: writes cost more than reads. Answers which
@@ -208,36 +150,168 @@ impl<F: Format> Call<'_, F> {
         special
     }
 
-    /// Sums of rows with values that pieces cannot stand for, in fp32.
-    fn mend(&self, odd: &[usize], first: usize, group: &Range<usize>, sums: &mut [f32], width: usize) {
+    /// Sums of a row with values that pieces cannot stand for, in fp32.
+    #[cold]
+    fn mend(&self, row: usize, columns: Range<usize>, sums: &mut [f32]) {
         let weights = self.weights;
         let terms = weights.steps() * STEP;
-        for rows in odd.chunks(wide::ROWS) {
-            with_scratch(rows.len() * (terms + GROUP), |scratch| {
-                let (x, few) = scratch.split_at_mut(rows.len() * terms);
-                for (&row, to) in rows.iter().zip(x.chunks_mut(terms.max(1))) {
-                    lanes::dispatch(wide::Widen {
-                        from: self.row(row),
-                        to,
-                    });
+        with_scratch(terms + GROUP, |scratch| {
+            let (x, group) = scratch.split_at_mut(terms);
+            let from = self.row(row);
+            lanes::dispatch(wide::Widen { from, to: x });
+            for (column, sums) in columns
+                .clone()
+                .step_by(GROUP)
+                .zip(sums[..columns.len()].chunks_mut(GROUP))
+            {
+                lanes::dispatch(wide::Multiply::<F> {
+                    format: PhantomData,
+                    x,
+                    w: &weights.data[column / SIDE * weights.panel()..],
+                    sums: group,
+                    rows: 1,
+                    panels: sums.len().div_ceil(SIDE),
+                    steps: weights.steps(),
+                });
+                sums.copy_from_slice(&group[..sums.len()]);
+            }
+        });
+    }
+}
+
+/// A part whose activations are packed.
+#[cfg(target_arch = "x86_64")]
+struct Part<'a, 'b, F: Format> {
+    call: &'a Call<'b, F>,
+    rows: Range<usize>,
+    /// The end of its columns.
+    end: usize,
+    /// Rows with values that pieces cannot stand for.
+    odd: Vec<usize>,
+    x: *const u16,
+    sums: &'a mut [f32],
+    /// From row to row of the sums.
+    width: usize,
+    /// Steps of a pass.
+    depth: usize,
+    /// Sums of a group are kept; else those of one block.
+    kept: bool,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<F: Format> Part<'_, '_, F> {
+    /// A group of columns.
+    ///
+    /// # Safety
+    /// Tiles are configured; `x` holds the packed rows, `sums` is as long as they need, and no other thread uses these
+    /// elements of the result.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn group(&mut self, group: &Range<usize>) {
+        let steps = self.call.weights.steps();
+        let (tall, rest) = (self.rows.len() / (2 * SIDE), self.rows.len() % (2 * SIDE));
+        let tall = tall + usize::from(rest > SIDE);
+        let single = rest > 0 && rest <= SIDE;
+        for step in (0..steps.max(1)).step_by(self.depth) {
+            for column in group.clone().step_by(2 * SIDE) {
+                // While a panel is used, the next one comes nearer, a share of it in each row block.
+                let lines = match column + 2 * SIDE < self.end {
+                    true => (2 * F::PIECES * SIDE).div_ceil(tall.max(1)),
+                    false => 0,
+                };
+                for block in 0..tall {
+                    // SAFETY: the caller's obligation.
+                    unsafe { self.block::<true>(group, block, column, step, lines) };
                 }
-                for column in group.clone().step_by(GROUP) {
-                    let columns = GROUP.min(group.end - column);
-                    lanes::dispatch(wide::Multiply::<F> {
-                        format: PhantomData,
-                        x,
-                        w: &weights.data[column / SIDE * weights.panel()..],
-                        sums: few,
-                        rows: rows.len(),
-                        panels: columns.div_ceil(SIDE),
-                        steps: weights.steps(),
-                    });
-                    for (row, few) in rows.iter().zip(few.chunks(GROUP)) {
-                        let at = (row - first) * width + column - group.start;
-                        sums[at..at + columns].copy_from_slice(&few[..columns]);
-                    }
+            }
+            if single {
+                for column in group.clone().step_by(2 * SIDE) {
+                    // SAFETY: as above.
+                    unsafe { self.block::<false>(group, tall, column, step, 0) };
                 }
-            });
+            }
         }
+        if !self.call.sink.is_direct() {
+            // SAFETY: as above.
+            unsafe { self.finish(self.rows.clone(), group.clone(), 0) };
+        }
+    }
+
+    /// Some steps of one or two row tiles by two panels, and what follows the last one.
+    ///
+    /// # Safety
+    /// As for [`Part::group`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn block<const TALL: bool>(
+        &mut self,
+        group: &Range<usize>,
+        block: usize,
+        column: usize,
+        step: usize,
+        lines: usize,
+    ) {
+        let weights = self.call.weights;
+        let (steps, panel) = (weights.steps(), weights.panel());
+        let depth = self.depth.min(steps - step);
+        let at = match self.kept {
+            true => block * 2 * SIDE * self.width + column - group.start,
+            false => 0,
+        };
+        let sums = &mut self.sums[at..];
+        let w = weights.data[column / SIDE * panel + step * F::PIECES * TILE..].as_ptr();
+        let product = tiles::Product {
+            x: self.x.wrapping_add((block * steps + step) * F::PIECES * 2 * TILE),
+            w,
+            panel,
+            steps: depth,
+            sums: sums.as_mut_ptr(),
+            stride: self.width,
+            adds: step > 0,
+            soon: w.wrapping_add(2 * panel + block * lines * depth * STEP),
+            lines,
+        };
+        let finishes = step + depth == steps && self.call.sink.is_direct();
+        let row = self.rows.start + block * 2 * SIDE;
+        if finishes && self.call.far {
+            for row in row..(row + 2 * SIDE).min(self.rows.end) {
+                tiles::fetch(self.call.sink.at(row, column), 2 * SIDE);
+            }
+        }
+        let (wide, stream) = (!TALL || group.end - column > SIDE, F::STREAM >= self.depth);
+        // SAFETY: the caller's obligation; the number of panels is even.
+        unsafe {
+            match (wide, stream) {
+                (true, true) => tiles::multiply::<F, TALL, true, true>(&product),
+                (true, false) => tiles::multiply::<F, TALL, true, false>(&product),
+                (false, _) => tiles::multiply::<F, TALL, false, false>(&product),
+            }
+        }
+        if finishes {
+            let rows = row..(row + 2 * SIDE).min(self.rows.end);
+            let columns = column..(column + 2 * SIDE).min(group.end);
+            // SAFETY: the caller's obligation.
+            unsafe { self.finish(rows, columns, at) };
+        }
+    }
+
+    /// What follows the sums that begin at `at`.
+    ///
+    /// # Safety
+    /// As for [`Part::group`].
+    unsafe fn finish(&mut self, rows: Range<usize>, columns: Range<usize>, at: usize) {
+        let sums = &mut self.sums[at..];
+        for &odd in self.odd.iter().filter(|odd| rows.contains(odd)) {
+            let sums = &mut sums[(odd - rows.start) * self.width..];
+            self.call.mend(odd, columns.clone(), sums);
+        }
+        let block = StoreBlock {
+            row: rows.start,
+            rows: rows.len(),
+            column: columns.start,
+            columns: columns.len(),
+            stride: self.width,
+        };
+        // SAFETY: the caller's obligation.
+        unsafe { self.call.sink.store(Level::Avx512, sums, &block) };
     }
 }

@@ -44,6 +44,15 @@ fn permitted() -> bool {
     false
 }
 
+/// Asks for the cache lines of some elements.
+#[inline(always)]
+pub fn fetch<T>(from: *const T, len: usize) {
+    for line in (0..len * size_of::<T>()).step_by(ROW) {
+        // SAFETY: a prefetch faults nowhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(line)) };
+    }
+}
+
 /// All eight tiles: 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Shapes([u8; 64]);
@@ -88,6 +97,22 @@ unsafe fn load<const T: u8>(from: *const u16, stride: usize) {
     // SAFETY: the caller's obligation.
     unsafe {
         asm!("tileloadd tmm{t}, [{p} + {s}*1]", t = const T, p = in(reg) from, s = in(reg) stride,
+            options(nostack, readonly, preserves_flags))
+    }
+}
+
+/// Loads the tile of activations. Those that stream by do not push weights out of the first-level cache.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+unsafe fn load_x<const STREAM: bool>(from: *const u16) {
+    // SAFETY: the caller's obligation.
+    unsafe {
+        if !STREAM {
+            return load::<X>(from, ROW);
+        }
+        asm!("tileloaddt1 tmm{t}, [{p} + {s}*1]", t = const X, p = in(reg) from, s = in(reg) ROW,
             options(nostack, readonly, preserves_flags))
     }
 }
@@ -142,7 +167,7 @@ const AHEAD: usize = 4;
 const X: u8 = 4;
 const W: u8 = 5;
 
-/// One or two row tiles (`TALL`) by one or two panels (`WIDE`).
+/// One or two row tiles (`TALL`) by one or two panels (`WIDE`); activations may `STREAM` by.
 ///
 /// Six tiles are in use, four of them sums: where a second hardware thread shares the tile unit, eight take up to twice
 /// as long, and with fewer sums a tile is loaded for too few products.
@@ -150,7 +175,7 @@ const W: u8 = 5;
 /// # Safety
 /// Tiles are configured, and the pointers reach what the product names.
 #[inline(always)]
-pub unsafe fn multiply<F: Format, const TALL: bool, const WIDE: bool>(p: &Product) {
+pub unsafe fn multiply<F: Format, const TALL: bool, const WIDE: bool, const STREAM: bool>(p: &Product) {
     let (mut x, mut w, mut soon) = (p.x, p.w, p.soon);
     // SAFETY: the caller's obligation; a prefetch faults nowhere.
     unsafe {
@@ -177,17 +202,17 @@ pub unsafe fn multiply<F: Format, const TALL: bool, const WIDE: bool>(p: &Produc
                 let right = left.wrapping_add(p.panel);
                 match (TALL, WIDE) {
                     // To and fro, so that the next pair begins with the tiles that this one ends with.
-                    (true, true) if i % 2 == 0 => square::<0, 2, 3, 1>(x, left, right, new),
-                    (true, true) => square::<1, 3, 2, 0>(x, right, left, new),
+                    (true, true) if i % 2 == 0 => square::<STREAM, 0, 2, 3, 1>(x, left, right, new),
+                    (true, true) => square::<STREAM, 1, 3, 2, 0>(x, right, left, new),
                     (true, false) => {
                         load::<W>(left, ROW);
-                        load::<X>(x, ROW);
+                        load_x::<STREAM>(x);
                         add_product::<0>();
-                        load::<X>(x.add(TILE), ROW);
+                        load_x::<STREAM>(x.add(TILE));
                         add_product::<2>();
                     }
                     (false, _) => {
-                        load::<X>(x, ROW);
+                        load_x::<STREAM>(x);
                         load::<W>(left, ROW);
                         add_product::<0>();
                         if WIDE {
@@ -215,7 +240,7 @@ pub unsafe fn multiply<F: Format, const TALL: bool, const WIDE: bool>(p: &Produc
 /// # Safety
 /// As for [`load`].
 #[inline(always)]
-unsafe fn square<const A: u8, const B: u8, const C: u8, const D: u8>(
+unsafe fn square<const STREAM: bool, const A: u8, const B: u8, const C: u8, const D: u8>(
     x: *const u16,
     first: *const u16,
     second: *const u16,
@@ -227,14 +252,14 @@ unsafe fn square<const A: u8, const B: u8, const C: u8, const D: u8>(
             load::<W>(first, ROW);
         }
         if new.0 {
-            load::<X>(x, ROW);
+            load_x::<STREAM>(x);
         }
         add_product::<A>();
-        load::<X>(x.add(TILE), ROW);
+        load_x::<STREAM>(x.add(TILE));
         add_product::<B>();
         load::<W>(second, ROW);
         add_product::<C>();
-        load::<X>(x, ROW);
+        load_x::<STREAM>(x);
         add_product::<D>();
     }
 }

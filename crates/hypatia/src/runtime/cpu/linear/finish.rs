@@ -56,12 +56,35 @@ impl<'a, T: Element> Sink<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.at(row, column), columns) }
     }
 
+    /// True if a store is quick even for narrow blocks: nothing but bias and ReLU follows the sums.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.epilogue.activation, Activation::None | Activation::Relu) && self.epilogue.residual.is_none()
+    }
+
     /// Turns sums into results and stores them.
     ///
     /// # Safety
     /// The block lies in the result, and no other thread uses its elements now.
     pub unsafe fn store(&self, level: Level, sums: &mut [f32], block: &Block) {
-        if matches!(self.epilogue.activation, Activation::None | Activation::Relu) && self.epilogue.residual.is_none() {
+        if self.is_direct() {
+            #[cfg(target_arch = "x86_64")]
+            if level == Level::Avx512 {
+                assert!(sums.len() >= block.rows.saturating_sub(1) * block.stride + block.columns);
+                let (sums, least) = (sums.as_ptr(), least(self.epilogue.activation));
+                // SAFETY: the caller's obligation, for the result; the epilogue was checked.
+                if unsafe {
+                    T::store(
+                        sums,
+                        block,
+                        self.at(block.row, block.column),
+                        self.stride,
+                        self.epilogue.bias,
+                        least,
+                    )
+                } {
+                    return;
+                }
+            }
             return lanes::dispatch_at(
                 level,
                 Direct {
@@ -131,6 +154,14 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// ReLU or nothing as a lower bound.
+fn least(activation: Activation) -> f32 {
+    match activation {
+        Activation::Relu => 0.0,
+        _ => f32::NEG_INFINITY,
+    }
+}
+
 /// The whole of a common epilogue. Rounding before ReLU changes nothing.
 struct Direct<'a, 'b, T> {
     sink: &'a Sink<'b, T>,
@@ -143,11 +174,7 @@ impl<T: Element> Kernel for Direct<'_, '_, T> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let (e, b) = (self.sink.epilogue, self.block);
-        let least = if e.activation == Activation::Relu {
-            0.0
-        } else {
-            f32::NEG_INFINITY
-        };
+        let least = least(e.activation);
         for r in 0..b.rows {
             let sums = &self.sums[r * b.stride..][..b.columns];
             // SAFETY: `Sink::store` obliges its caller to it.

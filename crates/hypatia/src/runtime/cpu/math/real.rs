@@ -1,6 +1,6 @@
 //! The functions of kernels, for f32 and f64 alike.
 
-use super::single;
+use super::{single, trig};
 
 macro_rules! real {
     ($($name:ident $doc:literal |$x:ident| $single:expr, $double:expr;)*) => {
@@ -78,6 +78,7 @@ real! {
     abs "|x|." |x| x.abs(), x.abs();
     sign "-1, 0 or 1; 0 for NaN." |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0)), f64::from(i8::from(x > 0.0) - i8::from(x < 0.0));
     exp "eˣ." |x| single::exp::<FMA>(x), x.exp();
+    exp_below "eˣ for x that is not above zero; zero instead of denormal f32." |x| single::exp_below::<FMA>(x), x.exp();
     expm1 "eˣ - 1." |x| single::expm1::<FMA>(x), x.exp_m1();
     log "The natural logarithm." |x| single::log::<FMA>(x), x.ln();
     log1p "log(1 + x)." |x| single::log1p::<FMA>(x), x.ln_1p();
@@ -85,8 +86,8 @@ real! {
     rsqrt "One over the square root." |x| 1.0 / x.sqrt(), 1.0 / x.sqrt();
     reciprocal "1/x." |x| 1.0 / x, 1.0 / x;
     square "x²." |x| x * x, x * x;
-    sin "The sine; huge f32 stay as they are, for a second pass." |x| single::sin::<FMA>(x), x.sin();
-    cos "The cosine; huge f32 stay as they are, for a second pass." |x| single::cos::<FMA>(x), x.cos();
+    sin "The sine; huge f32 stay as they are, for a second pass." |x| trig::sin1::<FMA>(x), x.sin();
+    cos "The cosine; huge f32 stay as they are, for a second pass." |x| trig::cos1::<FMA>(x), x.cos();
     erf "The error function." |x| single::erf::<FMA>(x), libm::erf(x);
     tanh "The hyperbolic tangent." |x| single::tanh::<FMA>(x), x.tanh();
     sigmoid "1 / (1 + e⁻ˣ)." |x| single::sigmoid::<FMA>(x), 1.0 / (1.0 + (-x).exp());

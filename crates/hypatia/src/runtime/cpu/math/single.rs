@@ -24,14 +24,8 @@ const LOG: [f32; 8] = [
     0.139_880_08,
     -0.128_820_9,
 ];
-/// (tanh(x)/x - 1)/x² in x², for |x| <= 0.6.
-const TANH: [f32; 5] = [
-    -0.333_332_96,
-    0.133_318_51,
-    -0.053_777_166,
-    0.020_772_148,
-    -0.005_865_995_3,
-];
+/// 1/(1 + e) for 0 <= e <= 1.
+const INVERSE: [f32; 4] = [0.998_266_9, -0.942_807_6, 0.665_511_25, -0.221_837_09];
 /// erf(x)/x - 1 in x², for |x| <= 0.95.
 const ERF_NEAR: [f32; 7] = [
     0.128_379_17,
@@ -71,9 +65,13 @@ const GELU: [f32; 10] = [
 ];
 const GELU_CENTRE: f32 = 0.351_562_5;
 
+/// 2√(2/π), and that times 0.044715, each in two parts, for [`gelu_tanh`].
+const GELU_LINEAR: (f32, f32) = (1.595_769_2, -4.534_068e-8);
+const GELU_CUBIC: (f32, f32) = (0.071_354_814, 2.398_832_5e-9);
+
 /// Horner's scheme, the constant term first.
 #[inline(always)]
-fn poly<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
+pub(super) fn poly<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
     let mut sum = c[N - 1];
     for i in (0..N - 1).rev() {
         sum = fma::<FMA>(sum, x, c[i]);
@@ -93,18 +91,39 @@ fn at_least(x: f32, limit: f32) -> f32 {
     if x < limit { limit } else { x }
 }
 
-/// `(n, r, e)` with `x + low = n ln 2 + r + e`; `low` is what `x` lacks in precision, and `e` what `r` does.
+/// `(bits, r)` with x = n ln 2 + r, where the low nine bits of `bits` are n + BIAS.
 #[inline(always)]
-fn reduce<const FMA: bool>(x: f32, low: f32) -> (i32, f32, f32) {
-    let shifted = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
+fn reduce<const FMA: bool, const BIAS: u32>(x: f32) -> (u32, f32) {
+    let round = ROUND + BIAS as f32;
+    let shifted = fma::<FMA>(x, std::f32::consts::LOG2_E, round);
+    let n = shifted - round;
+    let r = fma::<FMA>(n, -LN2_LO, fma::<FMA>(n, -LN2_HI, x));
+    (shifted.to_bits(), r)
+}
+
+/// `(bits, r, e)` with `x + low = n ln 2 + r + e`, the bits as those of [`reduce`]; `low` is what `x` lacks in precision,
+/// and `e` what `r` does.
+#[inline(always)]
+fn reduce_long<const FMA: bool, const BIAS: u32>(x: f32, low: f32) -> (u32, f32, f32) {
+    let round = ROUND + BIAS as f32;
+    let shifted = fma::<FMA>(x, std::f32::consts::LOG2_E, round);
+    let n = shifted - round;
     let (large, small) = (fma::<FMA>(n, -LN2_HI, x), fma::<FMA>(n, -LN2_LO, low));
     let r = large + small;
-    (
-        shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32,
-        r,
-        small - (r - large),
-    )
+    (shifted.to_bits(), r, small - (r - large))
+}
+
+/// The bias of exponents in f32.
+const BIAS: u32 = 127;
+/// As many binary places are taken from small results until the end, so that denormal ones are rounded once.
+const DEEP: u32 = 64;
+/// 2^-DEEP.
+const SHALLOW: f32 = f32::from_bits((BIAS - DEEP) << 23);
+
+/// The power of two whose biased exponent is in the low bits.
+#[inline(always)]
+fn power_of_two(bits: u32) -> f32 {
+    f32::from_bits(bits << 23)
 }
 
 /// exp(r) - 1 for a reduced argument.
@@ -113,33 +132,59 @@ fn expm1_reduced<const FMA: bool>(r: f32) -> f32 {
     fma::<FMA>(r * r, poly::<FMA, 5>(r, EXP), r)
 }
 
-/// 2ⁿ for normal results.
+/// exp(r) for a reduced argument.
 #[inline(always)]
-fn power_of_two(n: i32) -> f32 {
-    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+fn exp_reduced<const FMA: bool>(r: f32) -> f32 {
+    poly::<FMA, 7>(r, [1.0, 1.0, EXP[0], EXP[1], EXP[2], EXP[3], EXP[4]])
 }
 
-/// Two factors of 2ⁿ, neither of which leaves the range of normal numbers.
+/// Almost 1 / (1 + e) for 0 <= e <= 1, 0.2% off at most.
 #[inline(always)]
-fn powers_of_two(n: i32) -> (f32, f32) {
-    let half = n >> 1;
-    (power_of_two(half), power_of_two(n.wrapping_sub(half)))
+fn rough_inverse<const FMA: bool>(e: f32) -> f32 {
+    if FMA {
+        poly::<FMA, 4>(e, INVERSE)
+    } else {
+        1.0 / (1.0 + e)
+    }
+}
+
+/// 1 / (1 - off) - 1 for a small `off`: what an inverse lacks whose product with the number is 1 - off. Together with
+/// [`rough_inverse`] it takes less time than a division.
+#[inline(always)]
+fn mend<const FMA: bool>(off: f32) -> f32 {
+    fma::<FMA>(off, off, off)
+}
+
+/// a b (1 + c), rounded once if c is small.
+#[inline(always)]
+fn product<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    let product = a * b;
+    product + fma::<FMA>(product, c, fma::<FMA>(a, b, -product))
 }
 
 /// eˣ.
 #[inline(always)]
 pub fn exp<const FMA: bool>(x: f32) -> f32 {
-    let (n, r, _) = reduce::<FMA>(at_most(at_least(x, -104.0), 89.0), 0.0);
-    let (first, second) = powers_of_two(n);
-    (1.0 + expm1_reduced::<FMA>(r)) * first * second
+    // Two factors of 2ⁿ, neither of which leaves the range of normal numbers.
+    let (bits, r) = reduce::<FMA, { 2 * BIAS }>(at_most(at_least(x, -104.0), 89.0));
+    let half = bits >> 1;
+    exp_reduced::<FMA>(r) * power_of_two(half) * power_of_two(bits.wrapping_sub(half))
+}
+
+/// eˣ for x that is not above zero; zero where the result would be denormal.
+#[inline(always)]
+pub fn exp_below<const FMA: bool>(x: f32) -> f32 {
+    let (bits, r) = reduce::<FMA, BIAS>(x);
+    let result = exp_reduced::<FMA>(r) * power_of_two(bits);
+    if x < -87.0 { 0.0 } else { result }
 }
 
 /// eˣ - 1.
 #[inline(always)]
 pub fn expm1<const FMA: bool>(x: f32) -> f32 {
-    let (n, r, _) = reduce::<FMA>(at_most(at_least(x, -30.0), 89.0), 0.0);
     // Half of the power of two, which overflows before the result does.
-    let half = power_of_two(n.wrapping_sub(1));
+    let (bits, r) = reduce::<FMA, { BIAS - 1 }>(at_most(at_least(x, -30.0), 89.0));
+    let half = power_of_two(bits);
     let result = 2.0 * fma::<FMA>(half, expm1_reduced::<FMA>(r), half - 0.5);
     if x.abs() < 1e-9 { x } else { result }
 }
@@ -185,16 +230,17 @@ pub fn log1p<const FMA: bool>(x: f32) -> f32 {
     if x == -1.0 { f32::NEG_INFINITY } else { result }
 }
 
-/// The hyperbolic tangent.
+/// The hyperbolic tangent, (1 - e)/(1 + e) for e = exp(-2|x|).
 #[inline(always)]
 pub fn tanh<const FMA: bool>(x: f32) -> f32 {
-    let s = x * x;
-    let near = fma::<FMA>(s * poly::<FMA, 5>(s, TANH), x, x);
-    let (n, r, _) = reduce::<FMA>(at_least(-2.0 * x.abs(), -40.0), 0.0);
-    let power = power_of_two(n);
-    let e = fma::<FMA>(power, expm1_reduced::<FMA>(r), power);
-    let far = 1.0 - 2.0 * e / (1.0 + e);
-    if x.abs() > 0.6 { far } else { near }.copysign(x)
+    let (bits, r) = reduce::<FMA, BIAS>(-2.0 * at_most(x.abs(), 20.0));
+    let power = power_of_two(bits);
+    let reduced = expm1_reduced::<FMA>(r);
+    let top = fma::<FMA>(-power, reduced, 1.0 - power);
+    let inverse = rough_inverse::<FMA>(fma::<FMA>(power, reduced, power));
+    // 1 + e is 2 - top, which is exact.
+    let off = fma::<FMA>(inverse, top, fma::<FMA>(-2.0, inverse, 1.0));
+    product::<FMA>(top, inverse, mend::<FMA>(off)).copysign(x)
 }
 
 /// The error function.
@@ -203,26 +249,30 @@ pub fn erf<const FMA: bool>(x: f32) -> f32 {
     let a = x.abs();
     let near = fma::<FMA>(poly::<FMA, 7>(x * x, ERF_NEAR), x, x);
     let b = at_most(a, 4.0);
-    let (n, r, _) = reduce::<FMA>(b * poly::<FMA, 7>(b, ERF_FAR), 0.0);
-    let power = power_of_two(n);
+    let (bits, r) = reduce::<FMA, BIAS>(b * poly::<FMA, 7>(b, ERF_FAR));
+    let power = power_of_two(bits);
     let far = (1.0 - power) - power * expm1_reduced::<FMA>(r);
     if a > 0.95 { far.copysign(x) } else { near }
 }
 
-/// `y` times 1 / (1 + eᶻ) if `upper`, and eᶻ / (1 + eᶻ) if not, for z = `z + low` <= 0. The power of two of eᶻ is
-/// taken in two steps, the second one last, so that denormal results are rounded once.
+/// `y` times 1 / (1 + eᶻ) if `upper`, and eᶻ / (1 + eᶻ) if not, for z = `z + low` <= 0.
 #[inline(always)]
 fn gate<const FMA: bool>(y: f32, z: f32, low: f32, upper: bool) -> f32 {
-    let (n, r, _) = reduce::<FMA>(at_least(z, -120.0), low);
-    let (first, second) = powers_of_two(n);
+    let (bits, r, _) = reduce_long::<FMA, { BIAS + DEEP }>(at_least(z, -120.0), low);
+    let power = power_of_two(bits);
     let reduced = expm1_reduced::<FMA>(r);
-    let whole = 1.0 + reduced;
-    let e = whole * first * second;
-    let bottom = 1.0 + e;
-    let bottom_error = (1.0 - bottom) + e;
-    let quotient = if upper { y } else { y * first } / bottom;
-    let rest = fma::<FMA>(quotient, fma::<FMA>(-bottom_error, whole, reduced), quotient) * second;
-    if upper { quotient } else { rest }
+    let e = fma::<FMA>(power, reduced, power) * SHALLOW;
+    let inverse = rough_inverse::<FMA>(e);
+    let lacks = mend::<FMA>(fma::<FMA>(-inverse, e, 1.0 - inverse));
+    let both = fma::<FMA>(lacks, reduced, lacks + reduced);
+    // Without the instruction the inverse may lack nothing, and infinity times nothing is NaN.
+    let upper_result = if FMA {
+        fma::<FMA>(y * inverse, lacks, y * inverse)
+    } else {
+        y / (1.0 + e)
+    };
+    let lower_result = product::<FMA>(y, inverse, both) * power * SHALLOW;
+    if upper { upper_result } else { lower_result }
 }
 
 /// The result, or NaN at minus infinity, where a clamped argument has hidden an infinity times zero.
@@ -240,7 +290,7 @@ pub fn sigmoid<const FMA: bool>(x: f32) -> f32 {
 /// x / (1 + e⁻ˣ).
 #[inline(always)]
 pub fn silu<const FMA: bool>(x: f32) -> f32 {
-    zero_times_infinity(x, gate::<FMA>(at_least(x, -200.0), -x.abs(), 0.0, x > 0.0))
+    zero_times_infinity(x, gate::<FMA>(at_least(x, -200.0), -x.abs(), 0.0, x > 0.0).copysign(x))
 }
 
 /// x, or zero where it is negative; NaN stays.
@@ -263,7 +313,8 @@ pub fn gelu<const FMA: bool>(x: f32) -> f32 {
     let w = fma::<FMA>(slope, u, GELU_CONSTANT);
     let w_error = fma::<FMA>(slope, u, GELU_CONSTANT - w);
     let square = y * y;
-    let (n, r, r_error) = reduce::<FMA>(at_least(-0.5 * square, -120.0), -0.5 * fma::<FMA>(y, y, -square));
+    let (bits, r, r_error) =
+        reduce_long::<FMA, { BIAS + DEEP }>(at_least(-0.5 * square, -120.0), -0.5 * fma::<FMA>(y, y, -square));
     let product = y * t;
     let product_error = t * fma::<FMA>(-product, bottom_error, fma::<FMA>(-product, bottom, y));
     let curve = poly::<FMA, 5>(r, EXP);
@@ -274,8 +325,7 @@ pub fn gelu<const FMA: bool>(x: f32) -> f32 {
         reduced,
         fma::<FMA>(product, reduced_error + r_error, product_error),
     );
-    let (first, second) = powers_of_two(n);
-    let below = fma::<FMA>(product, w, fma::<FMA>(product + rest, w_error, w * rest)) * first * second;
+    let below = fma::<FMA>(product, w, fma::<FMA>(product + rest, w_error, w * rest)) * power_of_two(bits) * SHALLOW;
     let result = if x > 0.0 { x - below } else { below };
     zero_times_infinity(x, result.copysign(x))
 }
@@ -283,59 +333,28 @@ pub fn gelu<const FMA: bool>(x: f32) -> f32 {
 /// The tanh form of GELU, x σ(2√(2/π) (x + 0.044715 x³)).
 #[inline(always)]
 pub fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
-    const LINEAR: f64 = 2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
-    // Far to the left the exponential magnifies the rounding of its argument: take that in f64.
-    let a = f64::from(at_most(x.abs(), 30.0));
-    let exact = a * (-LINEAR - LINEAR * 0.044715 * (a * a));
-    let rounded = exact as f32;
-    let low = (exact - f64::from(rounded)) as f32;
-    zero_times_infinity(x, gate::<FMA>(at_least(x, -30.0), rounded, low, x > 0.0))
-}
-
-/// Half a turn's half with 25 bits, so that multiples below 2²⁸ are exact in f64, and the rest.
-const QUARTER_HI: f64 = 1.570_796_310_901_641_8;
-const QUARTER_LO: f64 = 1.589_325_477_352_819_7e-8;
-/// Beyond it, sines need a longer reduction: see [`needs_long_reduction`].
-const TRIG_LIMIT: f32 = 1e8;
-
-/// True where [`sin`] and [`cos`] give up, infinities among them. No sine is as large, so they can be told apart.
-#[inline(always)]
-pub fn needs_long_reduction(x: f32) -> bool {
-    x.abs() > TRIG_LIMIT
-}
-
-/// sin(x + quarter π/2).
-#[inline(always)]
-fn sine<const FMA: bool>(x: f32, quarter: u32) -> f32 {
-    const ROUND64: f64 = 6_755_399_441_055_744.0;
-    let y = f64::from(x);
-    let shifted = y * std::f64::consts::FRAC_2_PI + ROUND64;
-    let n = shifted - ROUND64;
-    let r = ((y - n * QUARTER_HI) - n * QUARTER_LO) as f32;
-    let turn = (shifted.to_bits() as u32).wrapping_add(quarter);
-    let s = r * r;
-    let sin = fma::<FMA>(r * s, poly::<FMA, 3>(s, SIN), r);
-    let cos = fma::<FMA>(s * s, poly::<FMA, 3>(s, COS), fma::<FMA>(-0.5, s, 1.0));
-    let value = if turn & 1 == 0 { sin } else { cos };
-    f32::from_bits(value.to_bits() ^ (turn & 2) << 30)
-}
-
-/// (sin(r) - r) / r³ in r², for |r| <= π/4.
-const SIN: [f32; 3] = [-0.166_666_55, 0.008_332_187, -1.951_790_9e-4];
-/// (cos(r) - 1 + r²/2) / r⁴ in r², for |r| <= π/4.
-const COS: [f32; 3] = [0.041_666_646, -0.001_388_731, 2.443_233_6e-5];
-
-/// The sine; where it [`needs_long_reduction`], the argument itself.
-#[inline(always)]
-pub fn sin<const FMA: bool>(x: f32) -> f32 {
-    let result = sine::<FMA>(x, 0);
-    // The reduction turns -0 into 0.
-    if x == 0.0 || needs_long_reduction(x) { x } else { result }
-}
-
-/// The cosine; where it [`needs_long_reduction`], the argument itself.
-#[inline(always)]
-pub fn cos<const FMA: bool>(x: f32) -> f32 {
-    let result = sine::<FMA>(x, 1);
-    if needs_long_reduction(x) { x } else { result }
+    // Far to the left the exponential magnifies the rounding of its argument: carry along what it takes.
+    let a = at_most(x.abs(), 30.0);
+    let square = a * a;
+    let cubic = GELU_CUBIC.0 * square;
+    let cubic_error = fma::<FMA>(
+        GELU_CUBIC.1,
+        square,
+        fma::<FMA>(
+            GELU_CUBIC.0,
+            fma::<FMA>(a, a, -square),
+            fma::<FMA>(GELU_CUBIC.0, square, -cubic),
+        ),
+    );
+    let sum = GELU_LINEAR.0 + cubic;
+    let added = sum - GELU_LINEAR.0;
+    let sum_error = (GELU_LINEAR.0 - (sum - added)) + (cubic - added);
+    let product = -a * sum;
+    let error = fma::<FMA>(
+        -a,
+        sum_error + (cubic_error + GELU_LINEAR.1),
+        fma::<FMA>(-a, sum, -product),
+    );
+    let result = gate::<FMA>(at_least(x, -30.0), product, error, x > 0.0);
+    zero_times_infinity(x, result.copysign(x))
 }

@@ -3,9 +3,12 @@
 //! Positions count the elements of a region in row-major order. Every tensor collapses its dimensions on its own, so
 //! that a dense one is a plain array whatever its neighbours look like.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
-use crate::runtime::cpu::lanes::{self, Kernel, dispatch};
+use crate::runtime::cpu::lanes::{self, Ahead, Kernel, dispatch};
 use crate::ty::DType;
 
 /// What tiles of a dtype are computed in.
@@ -37,6 +40,69 @@ impl Class {
     }
 }
 
+/// How a dtype lies in memory and in registers.
+trait Stored {
+    type Memory: Copy;
+    type Register: Copy;
+    fn widen(x: Self::Memory) -> Self::Register;
+    fn narrow(x: Self::Register) -> Self::Memory;
+}
+
+macro_rules! stored {
+    ($($dtype:ident: $memory:ty, $register:ty, $widen:expr, $narrow:expr;)*) => {
+        $(
+            struct $dtype;
+
+            impl Stored for $dtype {
+                type Memory = $memory;
+                type Register = $register;
+                #[inline(always)]
+                fn widen(x: $memory) -> $register {
+                    $widen(x)
+                }
+                #[inline(always)]
+                fn narrow(x: $register) -> $memory {
+                    $narrow(x)
+                }
+            }
+        )*
+
+        /// An expression with the type of a dtype.
+        macro_rules! with_type {
+            ($value:expr, $name:ident => $body:expr) => {
+                match $value {
+                    $(
+                        DType::$dtype => {
+                            type $name = $dtype;
+                            $body
+                        }
+                    )*
+                }
+            };
+        }
+    };
+}
+
+/// The integer modulo two to its bits.
+macro_rules! wrap {
+    ($t:ty) => {
+        |x: i64| x as $t
+    };
+}
+
+stored! {
+    Bool: u8, u8, |x| x, |x| x;
+    U8: u8, i64, i64::from, wrap!(u8);
+    I8: i8, i64, i64::from, wrap!(i8);
+    I16: i16, i64, i64::from, wrap!(i16);
+    I32: i32, i64, i64::from, wrap!(i32);
+    I64: i64, i64, |x| x, |x| x;
+    F16: u16, f32, lanes::f16_to_f32, lanes::f32_to_f16;
+    BF16: u16, f32, lanes::bf16_to_f32, lanes::f32_to_bf16;
+    F32: f32, f32, |x| x, |x| x;
+    F64: f64, f64, |x| x, |x| x;
+}
+
 /// One tensor of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Access {
@@ -44,6 +110,8 @@ pub(crate) struct Access {
     dtype: DType,
     /// Sizes and strides, outermost first, none of size 1, none that could be merged.
     dims: SmallVec<[(usize, isize); 4]>,
+    /// Whether all rows are the same one.
+    repeats: bool,
 }
 
 // SAFETY: only a description; whoever reads or writes through it answers for the memory.
@@ -61,7 +129,13 @@ impl Access {
                 _ => dims.push((size, stride)),
             }
         }
-        Access { data, dtype, dims }
+        let repeats = dims.iter().rev().skip(1).all(|d| d.1 == 0);
+        Access {
+            data,
+            dtype,
+            dims,
+            repeats,
+        }
     }
 
     /// A dense array whose element at position `start` is at `data`.
@@ -70,26 +144,53 @@ impl Access {
             data: data.wrapping_sub(start * dtype.size()),
             dtype,
             dims: SmallVec::from_slice(&[(len, 1)]),
+            repeats: true,
         }
     }
 
     /// Where `len` elements from position `start` on lie, if they can be used without a copy.
     pub(crate) fn direct(&self, start: usize, len: usize) -> Option<*mut u8> {
         let same = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+        if same { self.place(start, len) } else { None }
+    }
+
+    /// Where `len` elements from position `start` on lie, if they do so without gaps.
+    fn place(&self, start: usize, len: usize) -> Option<*mut u8> {
         let (&(inner, stride), outer) = self.dims.split_last()?;
-        if len == 0 || !same || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
+        if len == 0 || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
             return None;
         }
         let mut offset = start as isize;
         if !outer.is_empty() {
             offset = (start % inner) as isize;
-            let mut rest = start / inner;
-            for &(size, stride) in outer.iter().rev() {
-                offset += (rest % size) as isize * stride;
-                rest /= size;
+            if !self.repeats {
+                offset += self.row(start / inner);
             }
         }
         Some(self.data.wrapping_offset(offset * self.dtype.size() as isize))
+    }
+
+    /// The one row that all rows are, if it can be used without a copy.
+    pub(crate) fn only_row(&self, width: usize) -> Option<*const u8> {
+        let whole = self.repeats && self.dims.last() == Some(&(width, 1));
+        self.direct(0, width).filter(|_| whole).map(<*mut u8>::cast_const)
+    }
+
+    /// The offset of a row, which is a run along the last dimension.
+    fn row(&self, mut row: usize) -> isize {
+        let mut offset = 0;
+        for &(size, stride) in self.dims.iter().rev().skip(1) {
+            offset += (row % size) as isize * stride;
+            row /= size;
+        }
+        offset
+    }
+
+    /// Has these positions asked for, if they lie without gaps; `computed` bytes of a computation are one element.
+    pub(crate) fn ask(&self, positions: Range<usize>, computed: usize, ahead: &mut Ahead) {
+        if let Some(data) = self.place(positions.start, positions.len()) {
+            ahead.push(data, self.dtype.size(), computed);
+        }
     }
 
     /// The first and the last byte that are reached, as addresses.
@@ -145,30 +246,8 @@ impl Access {
     /// # Safety
     /// The positions must be those of the tensor, readable, and `register` must have room in its class.
     pub(crate) unsafe fn load(&self, start: usize, len: usize, register: *mut u8) {
-        let size = self.dtype.size() as isize;
-        let class = Class::of(self.dtype).size();
-        self.runs(start, len, |offset, stride, at, count| {
-            let from = self.data.wrapping_offset(offset * size);
-            let to = register.wrapping_add(at * class);
-            // SAFETY: both lie within what the caller promised.
-            unsafe {
-                match self.dtype {
-                    DType::F32 | DType::F64 | DType::I64 | DType::Bool if stride == 1 => {
-                        std::ptr::copy_nonoverlapping(from, to, count * class);
-                    }
-                    DType::Bool => read::<u8, u8, Same>(from, stride, to, count),
-                    DType::U8 => read::<u8, i64, Same>(from, stride, to, count),
-                    DType::I8 => read::<i8, i64, Same>(from, stride, to, count),
-                    DType::I16 => read::<i16, i64, Same>(from, stride, to, count),
-                    DType::I32 => read::<i32, i64, Same>(from, stride, to, count),
-                    DType::I64 => read::<i64, i64, Same>(from, stride, to, count),
-                    DType::F16 => read::<u16, f32, F16>(from, stride, to, count),
-                    DType::BF16 => read::<u16, f32, Bf16>(from, stride, to, count),
-                    DType::F32 => read::<f32, f32, Same>(from, stride, to, count),
-                    DType::F64 => read::<f64, f64, Same>(from, stride, to, count),
-                }
-            }
-        });
+        // SAFETY: as promised by the caller.
+        with_type!(self.dtype, D => unsafe { self.read::<D>(start, len, register.cast()) });
     }
 
     /// Writes `len` elements from position `start` on.
@@ -176,77 +255,56 @@ impl Access {
     /// # Safety
     /// The positions must be those of the tensor, writable, and `register` must hold as many elements.
     pub(crate) unsafe fn store(&self, start: usize, len: usize, register: *const u8) {
-        let size = self.dtype.size() as isize;
-        let class = Class::of(self.dtype).size();
+        // SAFETY: as promised by the caller.
+        with_type!(self.dtype, D => unsafe { self.write::<D>(start, len, register.cast()) });
+    }
+
+    /// # Safety
+    /// As of [`Access::load`], for the type of the dtype.
+    unsafe fn read<D: Stored>(&self, start: usize, len: usize, register: *mut D::Register) {
+        let data: *const D::Memory = self.data.cast();
         self.runs(start, len, |offset, stride, at, count| {
-            let to = self.data.wrapping_offset(offset * size);
-            let from = register.wrapping_add(at * class);
+            let (from, to) = (data.wrapping_offset(offset), register.wrapping_add(at));
             // SAFETY: both lie within what the caller promised.
-            unsafe {
-                match self.dtype {
-                    DType::F32 | DType::F64 | DType::I64 | DType::Bool if stride == 1 => {
-                        std::ptr::copy_nonoverlapping(from, to, count * class);
-                    }
-                    DType::Bool => write::<u8, u8, Same>(from, to, stride, count),
-                    DType::U8 => write::<i64, u8, Wrap>(from, to, stride, count),
-                    DType::I8 => write::<i64, i8, Wrap>(from, to, stride, count),
-                    DType::I16 => write::<i64, i16, Wrap>(from, to, stride, count),
-                    DType::I32 => write::<i64, i32, Wrap>(from, to, stride, count),
-                    DType::I64 => write::<i64, i64, Wrap>(from, to, stride, count),
-                    DType::F16 => write::<f32, u16, F16>(from, to, stride, count),
-                    DType::BF16 => write::<f32, u16, Bf16>(from, to, stride, count),
-                    DType::F32 => write::<f32, f32, Same>(from, to, stride, count),
-                    DType::F64 => write::<f64, f64, Same>(from, to, stride, count),
-                }
-            }
+            unsafe { transfer::<_, _, Widen<D>>(from, stride, to, 1, count) };
+        });
+    }
+
+    /// # Safety
+    /// As of [`Access::store`], for the type of the dtype.
+    unsafe fn write<D: Stored>(&self, start: usize, len: usize, register: *const D::Register) {
+        let data: *mut D::Memory = self.data.cast();
+        self.runs(start, len, |offset, stride, at, count| {
+            let (from, to) = (register.wrapping_add(at), data.wrapping_offset(offset));
+            // SAFETY: both lie within what the caller promised.
+            unsafe { transfer::<_, _, Narrow<D>>(from, 1, to, stride, count) };
         });
     }
 }
 
-/// A change of representation between memory and registers.
+/// A change of representation.
 trait Convert<A, B> {
     fn convert(a: A) -> B;
 }
 
-struct Same;
-struct Wrap;
-struct F16;
-struct Bf16;
+struct Widen<D>(PhantomData<D>);
+struct Narrow<D>(PhantomData<D>);
 
-macro_rules! conversions {
-    ($($how:ident: $a:ty => $b:ty, |$x:ident| $body:expr;)*) => {
-        $(
-            impl Convert<$a, $b> for $how {
-                #[inline(always)]
-                fn convert($x: $a) -> $b {
-                    $body
-                }
-            }
-        )*
-    };
+impl<D: Stored> Convert<D::Memory, D::Register> for Widen<D> {
+    #[inline(always)]
+    fn convert(x: D::Memory) -> D::Register {
+        D::widen(x)
+    }
 }
 
-conversions! {
-    Same: u8 => u8, |x| x;
-    Same: u8 => i64, |x| i64::from(x);
-    Same: i8 => i64, |x| i64::from(x);
-    Same: i16 => i64, |x| i64::from(x);
-    Same: i32 => i64, |x| i64::from(x);
-    Same: i64 => i64, |x| x;
-    Same: f32 => f32, |x| x;
-    Same: f64 => f64, |x| x;
-    Wrap: i64 => u8, |x| x as u8;
-    Wrap: i64 => i8, |x| x as i8;
-    Wrap: i64 => i16, |x| x as i16;
-    Wrap: i64 => i32, |x| x as i32;
-    Wrap: i64 => i64, |x| x;
-    F16: u16 => f32, |x| lanes::f16_to_f32(x);
-    F16: f32 => u16, |x| lanes::f32_to_f16(x);
-    Bf16: u16 => f32, |x| lanes::bf16_to_f32(x);
-    Bf16: f32 => u16, |x| lanes::f32_to_bf16(x);
+impl<D: Stored> Convert<D::Register, D::Memory> for Narrow<D> {
+    #[inline(always)]
+    fn convert(x: D::Register) -> D::Memory {
+        D::narrow(x)
+    }
 }
 
-struct Dense<'a, A, B, C>(&'a [A], &'a mut [B], std::marker::PhantomData<C>);
+struct Dense<'a, A, B, C>(&'a [A], &'a mut [B], PhantomData<C>);
 
 impl<A: Copy, B, C: Convert<A, B>> Kernel for Dense<'_, A, B, C> {
     type Output = ();
@@ -260,36 +318,26 @@ impl<A: Copy, B, C: Convert<A, B>> Kernel for Dense<'_, A, B, C> {
 }
 
 /// # Safety
-/// `count` elements must be readable from `from`, `stride` apart, and writable at `to`, one after the other.
-unsafe fn read<A: Copy, B: Copy, C: Convert<A, B>>(from: *const u8, stride: isize, to: *mut u8, count: usize) {
-    let (from, to): (*const A, *mut B) = (from.cast(), to.cast());
-    // SAFETY: as promised; the register is not part of the tensor.
+/// `count` elements must be readable and writable, as far apart as the strides say, and in memory apart.
+unsafe fn transfer<A: Copy, B: Copy, C: Convert<A, B>>(
+    from: *const A,
+    from_stride: isize,
+    to: *mut B,
+    to_stride: isize,
+    count: usize,
+) {
+    // SAFETY: as promised by the caller.
     unsafe {
-        match stride {
-            1 => dispatch(Dense::<A, B, C>(
+        match (from_stride, to_stride) {
+            (1, 1) => dispatch(Dense::<A, B, C>(
                 std::slice::from_raw_parts(from, count),
                 std::slice::from_raw_parts_mut(to, count),
-                std::marker::PhantomData,
+                PhantomData,
             )),
-            0 => std::slice::from_raw_parts_mut(to, count).fill(C::convert(*from)),
-            _ => (0..count).for_each(|i| *to.add(i) = C::convert(*from.offset(i as isize * stride))),
-        }
-    }
-}
-
-/// # Safety
-/// `count` elements must be readable from `from`, one after the other, and writable at `to`, `stride` apart.
-unsafe fn write<A: Copy, B: Copy, C: Convert<A, B>>(from: *const u8, to: *mut u8, stride: isize, count: usize) {
-    let (from, to): (*const A, *mut B) = (from.cast(), to.cast());
-    // SAFETY: as promised; the register is not part of the tensor.
-    unsafe {
-        match stride {
-            1 => dispatch(Dense::<A, B, C>(
-                std::slice::from_raw_parts(from, count),
-                std::slice::from_raw_parts_mut(to, count),
-                std::marker::PhantomData,
-            )),
-            _ => (0..count).for_each(|i| *to.offset(i as isize * stride) = C::convert(*from.add(i))),
+            (0, 1) => std::slice::from_raw_parts_mut(to, count).fill(C::convert(*from)),
+            _ => {
+                (0..count as isize).for_each(|i| *to.offset(i * to_stride) = C::convert(*from.offset(i * from_stride)))
+            }
         }
     }
 }

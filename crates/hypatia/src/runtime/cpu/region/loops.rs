@@ -3,13 +3,16 @@
 use std::marker::PhantomData;
 use std::ops::{Add, Mul};
 
-use crate::runtime::cpu::lanes::{Kernel, dispatch};
+use crate::runtime::cpu::lanes::{Ahead, Kernel, dispatch, level};
+use crate::runtime::cpu::math::{self, Function};
 
 /// Operands and result of a loop: addresses of tiles, or of one element where the loop says so.
 pub(crate) struct Tile {
     pub(crate) args: [*const u8; 3],
     pub(crate) out: *mut u8,
     pub(crate) len: usize,
+    /// What a loop that takes long asks for meanwhile.
+    pub(crate) ahead: Ahead,
 }
 
 /// # Safety
@@ -87,6 +90,13 @@ pub(super) unsafe fn unary_loop<T: Copy, F: Unary<T>>(t: &Tile) {
     // SAFETY: as promised by the caller.
     let (x, out) = unsafe { (tile::<T>(t.args[0], t.len), tile_mut::<F::Out>(t.out, t.len)) };
     dispatch(Map::<F, T, F::Out>(x, out, PhantomData));
+}
+
+/// # Safety
+/// As of [`Loop`]; `len` is a multiple of 16.
+pub(super) unsafe fn function_loop<F: Function + Default>(t: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { math::map(level(), F::default(), t.args[0].cast(), t.out.cast(), t.len, t.ahead) };
 }
 
 /// # Safety

@@ -2,7 +2,8 @@
 
 use super::access::Class;
 use super::loops::{Kind, Loop};
-use super::table::{self, InPlace};
+use super::rounding::{InPlace, round};
+use super::table;
 use super::{Instruction, Op, Rounding, Scalar};
 use crate::ty::DType;
 
@@ -44,6 +45,10 @@ pub(crate) struct Program {
     pub(crate) arena: usize,
     /// About the nanoseconds an element takes.
     pub(crate) weight: f64,
+    /// Whether there is one loop besides loads, and nothing but its result is an output.
+    pub(crate) one_loop: bool,
+    /// The first step that takes so long that other memory can be asked for meanwhile.
+    pub(crate) asks: Option<usize>,
     classes: Vec<Class>,
     /// How often each value of the instructions is used.
     uses: Vec<usize>,
@@ -74,11 +79,13 @@ impl Program {
         }
         outputs.iter().for_each(|o| program.uses[*o] += 1);
         let mut loaded = vec![false; inputs];
+        let mut slow = vec![false; types.len()];
         for (value, instruction) in (inputs..).zip(instructions).filter(|(v, _)| needed[*v]) {
             for &arg in &instruction.args {
                 program.load(arg, &mut loaded);
             }
             program.instruction(value, instruction, types, rounding);
+            slow[value] = instruction.args.len() == 1 && transcendental(instruction.op) > 0.3;
         }
         for &output in outputs {
             program.load(output, &mut loaded);
@@ -87,6 +94,15 @@ impl Program {
             program.outputs.push(tile);
         }
         program.weight += 0.05 * (inputs + outputs.len()) as f64;
+        let mut loops = program.steps.iter().filter(|s| !matches!(s, Step::Load { .. }));
+        program.one_loop = match (loops.next(), loops.next(), &program.outputs[..]) {
+            (Some(Step::Compute { value, .. }), None, [output]) => value == output,
+            _ => false,
+        };
+        program.asks = program
+            .steps
+            .iter()
+            .position(|s| matches!(s, Step::Compute { value, .. } if slow.get(*value) == Some(&true)));
         program.allocate();
         program
     }
@@ -164,7 +180,7 @@ impl Program {
         let explicit = matches!(op, Op::Cast(_)) || !dtype.is_float();
         if !exact
             && (explicit || rounding == Rounding::EveryOp)
-            && let Some(run) = table::round(dtype)
+            && let Some(run) = round(dtype)
         {
             self.steps.push(Step::Round { run, value });
             self.weight += 0.05;
@@ -325,7 +341,7 @@ fn widens(from: DType, to: DType) -> bool {
 /// About the nanoseconds an element takes beyond loading and storing it.
 fn transcendental(op: Op) -> f64 {
     match op {
-        Op::Neg | Op::Abs | Op::Sign | Op::Square | Op::Relu | Op::Floor | Op::Ceil | Op::Not => 0.0,
+        Op::Neg | Op::Abs | Op::Sign | Op::Square | Op::Relu | Op::Floor | Op::Ceil | Op::Not | Op::Cast(_) => 0.0,
         Op::Sqrt | Op::Rsqrt | Op::Reciprocal => 0.3,
         _ => 0.6,
     }

@@ -9,6 +9,7 @@ use super::loops::Tile;
 use super::program::{Place, Step, TILE};
 use super::view::{check_bounds, check_distinct};
 use super::{Region, View, ViewMut};
+use crate::runtime::cpu::lanes::Ahead;
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
@@ -22,6 +23,9 @@ const WORTH_THREADS: f64 = 20_000.0;
 
 /// Parts for each thread: enough to even out a thread that is late.
 const PARTS: usize = 4;
+
+/// Elements of a tile that goes from memory to memory by one loop.
+const LONG_TILE: usize = 16 * TILE;
 
 /// A cache line, so that registers are aligned.
 #[derive(Clone, Copy)]
@@ -66,7 +70,7 @@ impl Region {
         Pool::global().run(threads, parts, &|part| {
             let (start, end) = (tiles * part / parts * TILE, tiles * (part + 1) / parts * TILE);
             // SAFETY: `bind` checked the memory, and parts write different positions.
-            unsafe { self.run_range(&bound, start, end.min(count)) };
+            unsafe { Runner::new(self).run(&bound, start, end.min(count)) };
         });
         Ok(())
     }
@@ -93,37 +97,65 @@ impl Region {
                 .collect(),
         ))
     }
+}
+
+/// A region with its registers, for the ranges that one thread computes.
+pub(crate) struct Runner<'a> {
+    region: &'a Region,
+    arena: Vec<Line>,
+    /// Where every value is by default, and where it is in the current tile.
+    registers: SmallVec<[*mut u8; 16]>,
+    slots: SmallVec<[*mut u8; 16]>,
+}
+
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        ARENA.set(std::mem::take(&mut self.arena));
+    }
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn new(region: &'a Region) -> Runner<'a> {
+        let p = &region.program;
+        let mut arena = ARENA.take();
+        if arena.len() * size_of::<Line>() < p.arena {
+            arena.resize(p.arena.div_ceil(size_of::<Line>()), Line([0; 64]));
+        }
+        let base: *mut u8 = arena.as_mut_ptr().cast();
+        let place = |place: &Place| match *place {
+            Place::Register(offset) => base.wrapping_add(offset),
+            Place::Constant(index) => std::ptr::from_ref(&p.constants[index]).cast_mut().cast(),
+            Place::None => std::ptr::null_mut(),
+        };
+        let registers: SmallVec<[*mut u8; 16]> = p.places.iter().map(place).collect();
+        Runner {
+            region,
+            arena,
+            slots: registers.clone(),
+            registers,
+        }
+    }
 
     /// Computes the positions from `start` to `end`.
     ///
     /// # Safety
     /// The memory of `bound` must be that of this region's dtypes and hold these positions, and no other thread may
     /// use the outputs there.
-    pub(crate) unsafe fn run_range(&self, bound: &Bound, start: usize, end: usize) {
-        let p = &self.program;
-        let mut arena = ARENA.take();
-        if arena.len() * size_of::<Line>() < p.arena {
-            arena.resize(p.arena.div_ceil(size_of::<Line>()), Line([0; 64]));
-        }
-        let base: *mut u8 = arena.as_mut_ptr().cast();
-        let registers: SmallVec<[*mut u8; 32]> = p
-            .places
-            .iter()
-            .map(|place| match *place {
-                Place::Register(offset) => base.wrapping_add(offset),
-                Place::Constant(index) => std::ptr::from_ref(&p.constants[index]).cast_mut().cast(),
-                Place::None => std::ptr::null_mut(),
-            })
-            .collect();
-        let mut slots = registers.clone();
-        for at in (start..end).step_by(TILE) {
-            let exact = TILE.min(end - at);
+    pub(crate) unsafe fn run(&mut self, bound: &Bound, start: usize, end: usize) {
+        let p = &self.region.program;
+        let mut next = start;
+        while next < end {
+            let at = next;
+            let exact = self.tile(bound, at, end);
+            next += exact;
             let len = exact.next_multiple_of(LANES);
-            slots.copy_from_slice(&registers);
+            self.slots.copy_from_slice(&self.registers);
             if len == exact && bound.apart {
-                self.direct_outputs(bound, at, exact, &mut slots);
+                self.direct_outputs(bound, at, exact);
             }
-            for step in &p.steps {
+            let ahead = self.ahead(bound, at, end);
+            let slots = &mut self.slots;
+            for (index, step) in p.steps.iter().enumerate() {
                 // SAFETY: registers have room for a tile and differ from those of operands; loads and direct outputs
                 // stay within the range, whose memory the caller answers for.
                 unsafe {
@@ -138,32 +170,59 @@ impl Region {
                             args: args.map(|a| slots[a].cast_const()),
                             out: slots[value],
                             len,
+                            ahead: if p.asks == Some(index) { ahead } else { Ahead::new() },
                         }),
                         Step::Round { run, value } => run(slots[value], len),
                     }
                 }
             }
             for (access, &value) in bound.outputs.iter().zip(&p.outputs) {
-                if access.direct(at, exact) != Some(slots[value]) {
+                if access.direct(at, exact) != Some(self.slots[value]) {
                     // SAFETY: as above; the register holds the value of every position of the tile.
-                    unsafe { access.store(at, exact, slots[value]) };
+                    unsafe { access.store(at, exact, self.slots[value]) };
                 }
             }
         }
-        ARENA.set(arena);
+    }
+
+    /// The length of the tile at a position: longer where no registers are used.
+    fn tile(&self, bound: &Bound, at: usize, end: usize) -> usize {
+        let long = LONG_TILE.min(end - at) / LANES * LANES;
+        let mut memory = bound.inputs.iter().chain(&bound.outputs);
+        if self.region.program.one_loop && bound.apart && long > TILE && memory.all(|a| a.direct(at, long).is_some()) {
+            return long;
+        }
+        TILE.min(end - at)
+    }
+
+    /// What to ask for while the tile at this position is computed: where it goes, and what the next one needs.
+    fn ahead(&self, bound: &Bound, at: usize, end: usize) -> Ahead {
+        let mut ahead = Ahead::new();
+        if self.region.program.asks.is_some() {
+            let (next, after) = (end.min(at + TILE), end.min(at + 2 * TILE));
+            // A loop that writes the result itself is to find its lines there.
+            let lead = if self.region.program.one_loop { TILE / 2 } else { 0 };
+            bound
+                .outputs
+                .iter()
+                .for_each(|o| o.ask(end.min(at + lead)..next, 4, &mut ahead));
+            bound.inputs.iter().for_each(|i| i.ask(next..after, 4, &mut ahead));
+        }
+        ahead
     }
 
     /// Lets computed values be written where they belong instead of into registers.
-    fn direct_outputs(&self, bound: &Bound, at: usize, len: usize, slots: &mut [*mut u8]) {
-        for (i, (access, &value)) in bound.outputs.iter().zip(&self.program.outputs).enumerate() {
+    fn direct_outputs(&mut self, bound: &Bound, at: usize, len: usize) {
+        let outputs = &self.region.program.outputs;
+        for (i, (access, &value)) in bound.outputs.iter().zip(outputs).enumerate() {
             // The first values are the inputs, which are not computed.
             let loaded = value < bound.inputs.len();
-            let before = self.program.outputs[..i].contains(&value);
-            if let Some(memory) = access.direct(at, len)
-                && !loaded
+            let before = outputs[..i].contains(&value);
+            if !loaded
                 && !before
+                && let Some(memory) = access.direct(at, len)
             {
-                slots[value] = memory;
+                self.slots[value] = memory;
             }
         }
     }

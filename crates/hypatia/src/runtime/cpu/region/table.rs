@@ -3,11 +3,11 @@
 use super::Op;
 use super::access::Class;
 use super::loops::{
-    Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, mul_add_loop, select_loop, tile_mut, unary_loop,
+    Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, function_loop, mul_add_loop, select_loop, tile_mut,
+    unary_loop,
 };
-use crate::runtime::cpu::lanes::{Kernel, bf16_to_f32, dispatch, f16_to_f32, f32_to_bf16, f32_to_f16};
-use crate::runtime::cpu::math::finish_trig;
 use crate::runtime::cpu::math::real::{self, Real};
+use crate::runtime::cpu::math::{self, trig::finish_trig};
 use crate::ty::DType;
 
 fn pick<T: Copy, F: Binary<T>>(kind: Kind) -> Loop {
@@ -177,12 +177,16 @@ unsafe fn cos_loop(t: &Tile) {
 /// The loop of a unary op.
 pub(super) fn unary(op: Op, class: Class) -> Option<Loop> {
     macro_rules! floats {
-        ($($name:ident)*) => {
+        (functions $($function:ident)*; others $($name:ident)*) => {
             match (op, class) {
                 (Op::Sin, Class::F32) => sin_loop,
                 (Op::Cos, Class::F32) => cos_loop,
                 (Op::Sin, Class::F64) => unary_loop::<f64, Sin>,
                 (Op::Cos, Class::F64) => unary_loop::<f64, Cos>,
+                $(
+                    (Op::$function, Class::F32) => function_loop::<math::$function>,
+                    (Op::$function, Class::F64) => unary_loop::<f64, $function>,
+                )*
                 $(
                     (Op::$name, Class::F32) => unary_loop::<f32, $name>,
                     (Op::$name, Class::F64) => unary_loop::<f64, $name>,
@@ -198,8 +202,8 @@ pub(super) fn unary(op: Op, class: Class) -> Option<Loop> {
         };
     }
     Some(floats!(
-        Neg Abs Sign Exp Expm1 Log Log1p Sqrt Rsqrt Reciprocal Square Erf Tanh Sigmoid Relu Gelu GeluTanh Silu Floor
-        Ceil
+        functions Exp Expm1 Log Log1p Sqrt Rsqrt Erf Tanh Sigmoid Gelu GeluTanh Silu;
+        others Neg Abs Sign Reciprocal Square Relu Floor Ceil
     ))
 }
 
@@ -308,7 +312,7 @@ pub(super) fn copy(class: Class) -> Loop {
     }
 }
 
-/// The loop of a cast between classes; what the dtype lacks in bits is for [`round`].
+/// The loop of a cast between classes; what the dtype lacks in bits is for [`super::rounding`].
 pub(super) fn cast(from: Class, to: DType) -> Loop {
     use Class::*;
     match (from, Class::of(to)) {
@@ -328,71 +332,4 @@ pub(super) fn cast(from: Class, to: DType) -> Loop {
         (Bool, I64) => unary_loop::<u8, BoolToInt>,
         (F32, F32) | (F64, F64) | (I64, I64) | (Bool, Bool) => copy(from),
     }
-}
-
-/// # Safety
-/// There must be `len` elements of the loop's class that nobody else uses.
-pub(crate) type InPlace = unsafe fn(*mut u8, usize);
-
-struct Update<'a, T, F>(&'a mut [T], F);
-
-/// A function from a type to itself that vectorises.
-trait Step<T>: Copy {
-    fn step(self, x: T) -> T;
-}
-
-impl<T: Copy, F: Step<T>> Kernel for Update<'_, T, F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        for x in self.0 {
-            *x = self.1.step(*x);
-        }
-    }
-}
-
-macro_rules! roundings {
-    ($($name:ident $fn:ident $t:ty, |$x:ident| $body:expr;)*) => {
-        $(
-            #[derive(Clone, Copy)]
-            struct $name;
-
-            impl Step<$t> for $name {
-                #[inline(always)]
-                fn step(self, $x: $t) -> $t {
-                    $body
-                }
-            }
-
-            /// # Safety
-            /// As of [`InPlace`].
-            unsafe fn $fn(data: *mut u8, len: usize) {
-                // SAFETY: as promised by the caller.
-                dispatch(Update(unsafe { tile_mut::<$t>(data, len) }, $name));
-            }
-        )*
-    };
-}
-
-roundings! {
-    RoundBf16 round_bf16 f32, |x| bf16_to_f32(f32_to_bf16(x));
-    RoundF16 round_f16 f32, |x| f16_to_f32(f32_to_f16(x));
-    WrapU8 wrap_u8 i64, |x| i64::from(x as u8);
-    WrapI8 wrap_i8 i64, |x| i64::from(x as i8);
-    WrapI16 wrap_i16 i64, |x| i64::from(x as i16);
-    WrapI32 wrap_i32 i64, |x| i64::from(x as i32);
-}
-
-/// The loop that makes the values of a class those of a dtype, if it has fewer.
-pub(super) fn round(dtype: DType) -> Option<InPlace> {
-    Some(match dtype {
-        DType::BF16 => round_bf16,
-        DType::F16 => round_f16,
-        DType::U8 => wrap_u8,
-        DType::I8 => wrap_i8,
-        DType::I16 => wrap_i16,
-        DType::I32 => wrap_i32,
-        _ => return None,
-    })
 }

@@ -1,11 +1,13 @@
 //! The arithmetic of rows, in vector lanes.
 //!
-//! Sums are taken in lanes over blocks, and over blocks in f64, so that their error does not grow with the row.
+//! Sums are taken in lanes over blocks, and over blocks in f64, so that their error does not grow with the row. A pass
+//! goes over chunks of a fixed size, which the compiler turns into vectors that stay in registers; between chunks it
+//! asks for memory that is needed next.
 
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::RowOp;
-use crate::runtime::cpu::lanes::Kernel;
+use crate::runtime::cpu::lanes::{Ahead, Kernel};
 use crate::runtime::cpu::math::real::{self, Real};
 
 /// A type that rows are computed in.
@@ -17,10 +19,20 @@ pub(super) trait Number:
 impl Number for f32 {}
 impl Number for f64 {}
 
-/// Independent sums, 16 of the widest vectors.
-const LANES: usize = 256;
+/// Independent sums: four of the widest vectors, as many as an addition takes cycles.
+const LANES: usize = 64;
+/// Rows that go through a pass together.
+const BATCH: usize = 8;
 /// Elements that are summed before the sum goes to f64.
 const BLOCK: usize = 4096;
+
+/// Factors and summands, one for each column.
+#[derive(Clone, Copy)]
+pub(super) enum Finish<'a, T> {
+    Nothing,
+    Scale(&'a [T]),
+    ScaleShift(&'a [T], &'a [T]),
+}
 
 /// Some rows and room for what becomes of them.
 pub(super) struct Rows<'a, T> {
@@ -29,6 +41,11 @@ pub(super) struct Rows<'a, T> {
     pub(super) target: &'a mut [T],
     pub(super) count: usize,
     pub(super) width: usize,
+    /// What is done to the results of norms.
+    pub(super) finish: Finish<'a, T>,
+    /// Memory that the next rows come from and go to.
+    pub(super) from: Ahead,
+    pub(super) to: Ahead,
 }
 
 impl<T: Number> Kernel for Rows<'_, T> {
@@ -42,64 +59,107 @@ impl<T: Number> Kernel for Rows<'_, T> {
             target,
             count,
             width,
+            finish,
+            mut from,
+            mut to,
         } = self;
-        for row in 0..count {
-            let x = &source[row * width..(row + 1) * width];
-            if op.reduces() {
-                target[row] = reduce(op, x);
-            } else {
-                normalise::<T, FMA>(op, x, &mut target[row * width..(row + 1) * width]);
+        if op.reduces() {
+            for row in 0..count {
+                target[row] = reduce(op, &source[row * width..(row + 1) * width], &mut from);
+            }
+        } else if width > 0 {
+            for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
+                normalise::<T, FMA>(op, width, finish, x, y, &mut from, &mut to);
             }
         }
     }
 }
 
 #[inline(always)]
-fn reduce<T: Number>(op: RowOp, x: &[T]) -> T {
+fn reduce<T: Number>(op: RowOp, x: &[T], from: &mut Ahead) -> T {
     match op {
-        RowOp::Amax => greatest(x, |a, b| real::maximum(a, b)),
-        RowOp::Mean => T::from_f64(sum(x, |v| v) / x.len() as f64),
-        _ => T::from_f64(sum(x, |v| v)),
+        RowOp::Amax => greatest(x, from, real::maximum),
+        RowOp::Mean => T::from_f64(sums(x, from, |v| [v])[0] / x.len() as f64),
+        _ => T::from_f64(sums(x, from, |v| [v])[0]),
     }
 }
 
+/// At most `BATCH` rows. Every pass goes over all of them before the next one starts: what is left to do with the sums
+/// of a row takes long and happens beside the sums of the next.
 #[inline(always)]
-fn normalise<T: Number, const FMA: bool>(op: RowOp, x: &[T], y: &mut [T]) {
-    if x.is_empty() {
-        return;
-    }
-    let n = x.len() as f64;
+fn normalise<T: Number, const FMA: bool>(
+    op: RowOp,
+    width: usize,
+    finish: Finish<T>,
+    x: &[T],
+    y: &mut [T],
+    from: &mut Ahead,
+    to: &mut Ahead,
+) {
+    let n = width as f64;
+    let zero = T::from_f64(0.0);
+    let (mut most, mut scale) = ([zero; BATCH], [zero; BATCH]);
     match op {
-        RowOp::Softmax => {
-            // A NaN that the comparison passes over comes back in the exponentials.
-            let most = greatest(x, |a, b| if b > a { b } else { a });
-            map(x, y, |v| (v - most).exp::<FMA>());
-            let scale = T::from_f64(1.0 / sum(y, |v| v));
-            y.iter_mut().for_each(|v| *v = *v * scale);
-        }
-        RowOp::LogSoftmax => {
-            let most = greatest(x, |a, b| if b > a { b } else { a });
-            map(x, y, |v| (v - most).exp::<FMA>());
-            let log = T::from_f64(sum(y, |v| v).ln());
-            map(x, y, |v| (v - most) - log);
+        RowOp::Softmax | RowOp::LogSoftmax => {
+            for (x, most) in x.chunks(width).zip(&mut most) {
+                // A NaN that the comparison passes over comes back in the exponentials.
+                *most = greatest(x, &mut Ahead::new(), |a, b| if b > a { b } else { a });
+            }
+            for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(&mut scale) {
+                let total = exponentials::<T, FMA>(x, y, most, from, to);
+                *scale = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
+            }
+            for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(scale) {
+                if op == RowOp::Softmax {
+                    y.iter_mut().for_each(|v| *v = *v * scale);
+                } else {
+                    map(x, y, Finish::Nothing, &mut Ahead::new(), |v| (v - most) - scale);
+                }
+            }
         }
         RowOp::LayerNorm { eps } => {
-            // A mean far from zero is summed with an error that matters beside the spread: sum what is left, too.
-            let rough = T::from_f64(sum(x, |v| v) / n);
-            let left = sum(x, |v| v - rough) / n;
-            let variance = (sum(x, |v| square(v - rough)) / n - left * left).max(0.0);
-            let mean = rough.to_f64() + left;
-            // The mean in two parts, since its rounding would matter as well.
-            let high = T::from_f64(mean);
-            let low = T::from_f64(mean - high.to_f64());
-            let scale = T::from_f64(1.0 / (variance + eps).sqrt());
-            map(x, y, |v| ((v - high) - low) * scale);
+            // The mean in two parts, since its rounding would matter.
+            let mut low = [zero; BATCH];
+            for (((x, high), low), scale) in x.chunks(width).zip(&mut most).zip(&mut low).zip(&mut scale) {
+                let (mean, variance) = moments(x, to);
+                *high = T::from_f64(mean);
+                *low = T::from_f64(mean - high.to_f64());
+                *scale = T::from_f64(1.0 / (variance + eps).sqrt());
+            }
+            for ((((x, y), high), low), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(low).zip(scale)
+            {
+                map(x, y, finish, from, |v| ((v - high) - low) * scale);
+            }
         }
         RowOp::RmsNorm { eps } => {
-            let scale = T::from_f64(1.0 / (sum(x, square) / n + eps).sqrt());
-            map(x, y, |v| v * scale);
+            for (x, scale) in x.chunks(width).zip(&mut scale) {
+                *scale = T::from_f64(1.0 / (sums(x, to, |v| [square(v)])[0] / n + eps).sqrt());
+            }
+            for ((x, y), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(scale) {
+                map(x, y, finish, from, |v| v * scale);
+            }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
+    }
+}
+
+/// The mean and the variance of a row.
+#[inline(always)]
+fn moments<T: Number>(x: &[T], ahead: &mut Ahead) -> (f64, f64) {
+    let n = x.len() as f64;
+    // Sums of what is left of a mean are exact enough where it is within the spread. The first elements mostly know one.
+    let first = &x[..x.len().min(LANES)];
+    let mut rough = T::from_f64(sums(first, &mut Ahead::new(), |v| [v])[0] / first.len() as f64);
+    loop {
+        let [left, squares] = sums(x, ahead, |v| [v - rough, square(v - rough)]);
+        let left = left / n;
+        let variance = (squares / n - left * left).max(0.0);
+        let mean = rough.to_f64() + left;
+        let better = T::from_f64(mean);
+        if left * left <= variance || better == rough || mean.nan() {
+            return (mean, variance);
+        }
+        rough = better;
     }
 }
 
@@ -108,48 +168,147 @@ fn square<T: Number>(x: T) -> T {
     x * x
 }
 
+/// Writes `f` of a row, and what `finish` makes of it.
 #[inline(always)]
-fn map<T: Number>(x: &[T], y: &mut [T], f: impl Fn(T) -> T) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = f(*x);
+fn map<T: Number>(x: &[T], y: &mut [T], finish: Finish<T>, ahead: &mut Ahead, f: impl Fn(T) -> T) {
+    match finish {
+        Finish::Nothing => zip(x, x, x, y, ahead, |v, _, _| f(v)),
+        Finish::Scale(scale) => zip(x, scale, scale, y, ahead, |v, scale, _| f(v) * scale),
+        Finish::ScaleShift(scale, shift) => zip(x, scale, shift, y, ahead, |v, scale, shift| f(v) * scale + shift),
     }
 }
 
-/// Folds a row into lanes by `step`, starting from `neutral`, and those into one number by `join`. The lanes stay in
-/// memory, where each is used again only after its last store has settled.
 #[inline(always)]
-fn accumulate<T: Number>(x: &[T], neutral: T, step: impl Fn(T, T) -> T, join: impl Fn(T, T) -> T) -> T {
-    let mut lanes = [neutral; LANES];
-    for chunk in x.chunks(LANES) {
-        for (lane, v) in lanes.iter_mut().zip(chunk) {
-            *lane = step(*lane, *v);
+fn zip<T: Number>(a: &[T], b: &[T], c: &[T], y: &mut [T], ahead: &mut Ahead, f: impl Fn(T, T, T) -> T) {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let (c, c_rest) = c.as_chunks::<LANES>();
+    let (y, y_rest) = y.as_chunks_mut::<LANES>();
+    for (((y, a), b), c) in y.iter_mut().zip(a).zip(b).zip(c) {
+        fetch(ahead, a);
+        for i in 0..LANES {
+            y[i] = f(a[i], b[i], c[i]);
         }
     }
-    let mut half = LANES / 2;
-    while half >= 8 {
-        let (low, high) = lanes.split_at_mut(half);
-        for (a, b) in low.iter_mut().zip(high) {
-            *a = join(*a, *b);
-        }
-        half /= 2;
+    for (((y, a), b), c) in y_rest.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
+        *y = f(*a, *b, *c);
     }
-    let [a, b, c, d, e, f, g, h, ..] = lanes;
-    join(join(join(a, e), join(b, f)), join(join(c, g), join(d, h)))
 }
 
-/// The sum of `f` over a row.
+/// Asks for what corresponds to a chunk.
 #[inline(always)]
-fn sum<T: Number>(x: &[T], f: impl Fn(T) -> T) -> f64 {
-    // A plain loop, since adapters of iterators may stay calls, compiled for the baseline.
+fn fetch<T: Number>(ahead: &mut Ahead, _chunk: &[T; LANES]) {
+    match size_of::<T>() {
+        8 => ahead.fetch::<8>(),
+        _ => ahead.fetch::<4>(),
+    }
+}
+
+/// Writes the exponentials of what is left of a row without its greatest element, and sums them.
+#[inline(always)]
+fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, from: &mut Ahead, to: &mut Ahead) -> f64 {
+    /// One vector: its additions take less time than its exponentials.
+    const NARROW: usize = 16;
+    let zero = T::from_f64(0.0);
     let mut total = 0.0;
-    for block in x.chunks(BLOCK) {
-        total += accumulate(block, T::from_f64(0.0), |sum, v| sum + f(v), |a, b| a + b).to_f64();
+    for (x, y) in x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)) {
+        let mut lanes = [zero; NARROW];
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<NARROW>(), y.as_chunks_mut::<NARROW>());
+        for (y, x) in y.iter_mut().zip(x) {
+            from.fetch::<1>();
+            to.fetch::<1>();
+            for i in 0..NARROW {
+                y[i] = (x[i] - most).exp_below::<FMA>();
+                lanes[i] = lanes[i] + y[i];
+            }
+        }
+        for ((lane, y), x) in lanes.iter_mut().zip(y_rest).zip(x_rest) {
+            *y = (*x - most).exp_below::<FMA>();
+            *lane = *lane + *y;
+        }
+        total += join(lanes, |a, b| a + b).to_f64();
     }
     total
 }
 
+/// The sums over a row of the numbers that `f` makes of an element.
+#[inline(always)]
+fn sums<T: Number, const N: usize>(x: &[T], ahead: &mut Ahead, f: impl Fn(T) -> [T; N]) -> [f64; N] {
+    let mut totals = [0.0; N];
+    for block in x.chunks(BLOCK) {
+        let lanes = fold(block, [[T::from_f64(0.0); LANES]; N], ahead, |sums, v| {
+            let terms = f(v);
+            std::array::from_fn(|k| sums[k] + terms[k])
+        });
+        for (total, lanes) in totals.iter_mut().zip(lanes) {
+            *total += join(lanes, |a, b| a + b).to_f64();
+        }
+    }
+    totals
+}
+
 /// The greatest element by `f`, minus infinity if there is none.
 #[inline(always)]
-fn greatest<T: Number>(x: &[T], f: impl Fn(T, T) -> T) -> T {
-    accumulate(x, T::from_f64(f64::NEG_INFINITY), &f, &f)
+fn greatest<T: Number>(x: &[T], ahead: &mut Ahead, f: impl Fn(T, T) -> T) -> T {
+    let least = [[T::from_f64(f64::NEG_INFINITY); LANES]];
+    let [lanes] = fold(x, least, ahead, |[most], v| [f(most, v)]);
+    join(lanes, f)
+}
+
+/// Takes the elements of a row into lanes, `N` numbers in each.
+#[inline(always)]
+fn fold<T: Number, const N: usize>(
+    x: &[T],
+    start: [[T; LANES]; N],
+    ahead: &mut Ahead,
+    step: impl Fn([T; N], T) -> [T; N],
+) -> [[T; LANES]; N] {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let lanes = fold_chunks(chunks, start, ahead, &step);
+    if rest.is_empty() {
+        return lanes;
+    }
+    let mut lanes = lanes;
+    for (i, v) in rest.iter().enumerate() {
+        let next = step(std::array::from_fn(|k| lanes[k][i]), *v);
+        for k in 0..N {
+            lanes[k][i] = next[k];
+        }
+    }
+    lanes
+}
+
+/// The whole chunks of a row. By itself, since the lanes stay in registers only if nothing else refers to them.
+#[inline(always)]
+fn fold_chunks<T: Number, const N: usize>(
+    chunks: &[[T; LANES]],
+    mut lanes: [[T; LANES]; N],
+    ahead: &mut Ahead,
+    step: impl Fn([T; N], T) -> [T; N],
+) -> [[T; LANES]; N] {
+    let mut near = *ahead;
+    for chunk in chunks {
+        fetch(&mut near, chunk);
+        for i in 0..LANES {
+            let next = step(std::array::from_fn(|k| lanes[k][i]), chunk[i]);
+            for k in 0..N {
+                lanes[k][i] = next[k];
+            }
+        }
+    }
+    *ahead = near;
+    lanes
+}
+
+/// One number of all lanes, by halves.
+#[inline(always)]
+fn join<T: Number, const L: usize>(mut lanes: [T; L], f: impl Fn(T, T) -> T) -> T {
+    let mut half = L / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = f(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }

@@ -1,0 +1,26 @@
+//! Running on NVIDIA GPUs: the driver, cuBLASLt and NVRTC, all loaded at run time.
+//!
+//! Nothing of CUDA is needed to build this, and every absence is an [`Error`] with a sentence that says what is
+//! missing.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`loading`] | which copies of the libraries are used |
+//! | [`driver`] | devices, streams, events, modules, graphs |
+//! | [`nvrtc`] | CUDA C++ text becomes machine code, kept by a [`Shelf`](nvrtc::Shelf) |
+//! | [`kernel`] | a generated kernel on a device, ready to launch |
+//! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
+//! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
+//! | [`replay`] | launches recorded once for each set of addresses |
+
+pub mod codegen;
+pub mod driver;
+mod error;
+pub mod gemm;
+pub mod kernel;
+pub mod loading;
+pub mod nvrtc;
+pub mod replay;
+mod sys;
+
+pub use error::{Error, Result};

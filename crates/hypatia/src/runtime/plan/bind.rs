@@ -1,0 +1,171 @@
+//! Binding a plan: weights packed by the kernels that are the fastest here, memory planned.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::bf16;
+
+use super::{LinearStep, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice};
+use crate::error::Result;
+use crate::runtime::arena::{Arenas, Life, place};
+use crate::runtime::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
+use crate::runtime::torch::Call;
+use crate::ty::DType;
+
+impl Plan {
+    /// Binds the constants, in the order of `constants`, and the calls into torch; plans memory.
+    ///
+    /// # Safety
+    /// Each memory holds its constant's bytes, densely. Those that [`Runnable::kept`] names are read at every call
+    /// and must outlive the result; the others are packed here.
+    pub unsafe fn bind(
+        self: Arc<Plan>,
+        constants: &[Memory],
+        calls: Vec<Box<dyn Call>>,
+        setting: Setting<'_>,
+    ) -> Result<Runnable> {
+        if constants.len() != self.constants.len() || calls.len() != self.calls() {
+            return Err(broken(format!(
+                "{} constants and {} calls instead of {} and {}",
+                constants.len(),
+                calls.len(),
+                self.constants.len(),
+                self.calls()
+            )));
+        }
+        let given = |id: ValueId| {
+            let at = self.constants.iter().position(|c| *c == id);
+            at.map(|i| constants[i])
+                .ok_or_else(|| broken(format!("value {id} is no constant")))
+        };
+        let mut weights = vec![];
+        let mut copies = 0;
+        let start = Instant::now();
+        for step in &self.steps {
+            weights.push(match step {
+                Task::Linear(l) => {
+                    let left = Setting {
+                        limit: setting.limit.saturating_sub(start.elapsed()),
+                        most: setting.most.map(|most| most.saturating_sub(copies)),
+                        ..setting
+                    };
+                    // SAFETY: the caller vouches for the memory; sizes and dtype are the value's.
+                    let packed = unsafe { self.packed(l, given(l.w)?, left)? };
+                    copies += packed.bytes();
+                    Some(Weights {
+                        packed,
+                        bias: l.b.map(given).transpose()?,
+                    })
+                }
+                Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
+            });
+        }
+        let (mut places, bytes) = self.places()?;
+        for (at, id) in self.constants.iter().enumerate() {
+            places[*id] = Place::Constant(at);
+        }
+        Ok(Runnable {
+            places,
+            weights,
+            constants: constants.to_vec(),
+            calls,
+            arenas: Arenas::new(bytes),
+            plan: self,
+        })
+    }
+
+    /// # Safety
+    /// The memory holds the weight, for as long as the result is used.
+    unsafe fn packed(&self, l: &LinearStep, w: Memory, setting: Setting<'_>) -> Result<Arc<Packed>> {
+        let weight = self.value(l.w)?;
+        let Some((n, k)) = l.sizes(&weight.shape) else {
+            return Err(broken("a weight that is no matrix"));
+        };
+        if let Some(known) = setting.like.and_then(|other| other.packed_for(w, l, (n, k))) {
+            return Ok(known);
+        }
+        let mut kinds = Kind::candidates(weight.dtype, l.m, ErrorClass::Fp32, !l.transposed);
+        if setting.most.is_some_and(|most| most < weight.bytes()) {
+            kinds.retain(|kind| kind.in_place());
+            if kinds.is_empty() {
+                return Err(broken("copies of weights would take more memory than they may"));
+            }
+        }
+        let problem = Problem {
+            m: l.m,
+            n,
+            k,
+            dtype: weight.dtype,
+            activation: l.activation,
+            residual: l.r.is_some(),
+            threads: setting.threads,
+        };
+        let kinds = rank(setting.database, &problem, &kinds, setting.limit);
+        // SAFETY: by the caller.
+        let packed = unsafe {
+            match weight.dtype {
+                DType::F32 => Packed::first(&kinds, Rows::dense(&rows::<f32>(l, slice(w, n * k), n, k), k), n, k),
+                DType::BF16 => Packed::first(&kinds, Rows::dense(&rows::<bf16>(l, slice(w, n * k), n, k), k), n, k),
+                other => return Err(broken(format!("no linear layer for {}", other.name()))),
+            }
+        };
+        packed.map(Arc::new).map_err(|e| broken(e.to_string()))
+    }
+
+    /// How many calls into torch there are.
+    pub fn calls(&self) -> usize {
+        self.steps.iter().filter(|s| matches!(s, Task::Torch(_))).count()
+    }
+
+    fn value(&self, id: ValueId) -> Result<&Value> {
+        self.values
+            .get(id)
+            .ok_or_else(|| broken(format!("there is no value {id}")))
+    }
+
+    /// Where each value is, and the bytes of the values in between.
+    fn places(&self) -> Result<(Vec<Place>, usize)> {
+        let mut places = vec![Place::Nowhere; self.values.len()];
+        for (i, id) in self.inputs.iter().enumerate() {
+            places[*id] = Place::Input(i);
+        }
+        for (i, id) in self.outputs.iter().enumerate() {
+            if places[*id] != Place::Nowhere {
+                return Err(broken("a result that is an input or is returned twice"));
+            }
+            places[*id] = Place::Output(i);
+        }
+        let mut last_read = vec![0; self.values.len()];
+        for (at, step) in self.steps.iter().enumerate() {
+            step.reads().into_iter().for_each(|id| last_read[id] = at);
+        }
+        let mut inner = vec![];
+        let mut lives = vec![];
+        for (first, step) in self.steps.iter().enumerate() {
+            for id in step.writes() {
+                if places[id] == Place::Nowhere {
+                    inner.push(id);
+                    lives.push(Life {
+                        bytes: self.value(id)?.bytes(),
+                        first,
+                        last: last_read[id].max(first),
+                    });
+                }
+            }
+        }
+        let (offsets, bytes) = place(&lives);
+        for (id, offset) in inner.into_iter().zip(offsets) {
+            places[id] = Place::Arena(offset);
+        }
+        Ok((places, bytes))
+    }
+}
+
+/// A weight with a row for each column of the result.
+fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Cow<'a, [T]> {
+    if !l.transposed {
+        return Cow::Borrowed(weight);
+    }
+    Cow::Owned((0..n * k).map(|i| weight[i % k * n + i / k]).collect())
+}

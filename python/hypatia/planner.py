@@ -1,0 +1,127 @@
+"""Native plans of a graph: which graphs have one, and what their calls into torch are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import _native, calls
+from .capture import Captured, by_schema, resolve, value_of
+from .kernels import FusedCall
+from .layout import storage_of
+
+KERNEL = "native plan"
+"""The name under which a plan can be left out of a compilation."""
+
+VALUES = "hypatia_values"
+"""Key of a graph's metadata: names of its nodes by their number in the program."""
+
+PLAN = "hypatia_plan"
+"""Key of a graph's metadata: what makes its native plans."""
+
+
+class Planner:
+    """Makes the native plans of a graph: one for each set of sizes."""
+
+    def __init__(
+        self, gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None
+    ) -> None:
+        self.most = most
+        self.optimization = optimization
+        self.captured = captured
+        self.hints = captured.hints
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.symbols = _symbols(placeholders)
+        self._first = self._plan(self.hints)
+
+    def _plan(self, sizes: dict[str, int]) -> _native.NativePlan:
+        return self.optimization.plan(sizes)
+
+    def at(self, sizes: dict[str, int]) -> _native.NativePlan:
+        """The plan for these values of the symbols."""
+        return self._first if sizes == self.hints else self._plan(sizes)
+
+    def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
+        """The calls into torch that a plan's steps make."""
+        return [calls.call(*self._call(d)) for d in described]
+
+    def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+        operands = [
+            o if o == "attr" else calls.Read(o["tensor"]) if "tensor" in o else o["int"]
+            for o in described["operands"]
+        ]
+        if described["origin"] is not None:
+            return calls.captured_call(self.captured.nodes[described["origin"]], operands)
+        target = resolve(described["target"])
+        args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
+        return target, args, kwargs
+
+    def __deepcopy__(self, memo: Any) -> Planner:
+        return self
+
+
+def attach(gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None) -> str:
+    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none."""
+    if any(isinstance(m, FusedCall) for m in gm.children()):
+        return "no native plan: a fused op has a kernel of its own"
+    (output,) = gm.graph.find_nodes(op="output")
+    results = output.all_input_nodes
+    if not all(_is_dense(value_of(n)) for n in results):
+        return "no native plan: a result is not dense in eager"
+    if len({storage_of(n) for n in results}) != len(results):
+        return "no native plan: results share memory"
+    try:
+        planner = Planner(gm, optimization, captured, most)
+        described = json.loads(planner.at(captured.hints).describe())
+    except _native.HypatiaError as e:
+        return str(e)
+    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
+    if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
+        return "no native plan: a tensor that is part of the graph"
+    for call in described["calls"]:
+        if call["origin"] is not None:
+            reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
+            if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
+                return "no native plan: a call that only torch knows reads a tensor with gaps"
+    if len(described["calls"]) == len(described["steps"]):
+        return "no native plan: no step has a kernel"
+    gm.meta[PLAN] = planner
+    return ""
+
+
+def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
+    """Where the values of symbols are among the arguments: an integer, or a dimension of a tensor."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for position, node in enumerate(placeholders):
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            found.setdefault(str(value.node.expr), (position, None))
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    found.setdefault(str(size.node.expr), (position, dim))
+    return [(symbol, *place) for symbol, place in found.items()]
+
+
+def _given(arg: Any, operands: Sequence[Any]) -> Any:
+    """An argument of the compiler's own form as torch takes it."""
+    if arg == "none":
+        return None
+    ((kind, value),) = arg.items()
+    if kind == "node":
+        return operands[value]
+    if kind == "float":
+        return float(value)
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "list":
+        return [_given(a, operands) for a in value]
+    return value
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous()

@@ -1,0 +1,122 @@
+"""The CUDA runtime's lower layers as far as a machine without a GPU shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypatia import _native, cache, cuda, libraries
+
+ROOT = Path(__file__).parent.parent
+KERNEL = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; }'
+
+
+@pytest.fixture(autouse=True)
+def _prepared() -> None:
+    cuda.prepare()
+
+
+def _found(name: str) -> dict[str, str | None]:
+    return next(found for found in json.loads(_native.cuda.libraries()) if found["name"] == name)
+
+
+@pytest.fixture
+def _compiler() -> None:
+    if reason := _found("NVRTC")["error"]:
+        pytest.skip(reason)
+
+
+def test_libraries_are_found_or_missed_with_a_sentence() -> None:
+    for found in json.loads(_native.cuda.libraries()):
+        if found["error"] is None:
+            assert re.fullmatch(r"\d+\.\d+(\.\d+)?", found["version"])
+            assert found["origin"]
+        else:
+            assert found["error"].startswith(f"{found['name']} cannot be used: ")
+
+
+def test_no_second_copy_is_loaded() -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("there is no /proc to look at")
+    _native.cuda.libraries()
+    for library in libraries.KNOWN:
+        stem = library.files[0].split(".so")[0]
+        paths = {line.split()[-1] for line in maps.read_text().splitlines() if f"/{stem}.so" in line}
+        assert len(paths) <= 1, paths
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)])
+def test_a_kernel_becomes_machine_code(arch: tuple[int, int]) -> None:
+    assert _native.cuda.compile("one", KERNEL, arch).startswith(b"\x7fELF")
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_mistakes_in_a_kernel_are_shown() -> None:
+    with pytest.raises(_native.HypatiaError, match=r"(?s)kernel broken does not compile.*nonsense"):
+        _native.cuda.compile("broken", "int f() { return nonsense; }", (9, 0))
+    with pytest.raises(_native.HypatiaError):
+        _native.cuda.compile("nul", "a\0b", (9, 0))
+    with pytest.raises(_native.HypatiaError):
+        _native.cuda.compile("one", KERNEL, (1, 0))
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HYPATIA_CACHE", "on")
+    monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path))
+    code = _native.cuda.compile("one", KERNEL, (9, 0))
+    (entry,) = cache.entries()
+    assert entry.kind == "kernel"
+    assert entry.key.startswith("one sm_90 nvrtc ")
+    # What is kept is used; what is damaged, or no machine code, is compiled again.
+    cache.put("kernel", entry.key, b"\x7fELF another")
+    assert _native.cuda.compile("one", KERNEL, (9, 0)) == b"\x7fELF another"
+    entry.path.write_bytes(entry.path.read_bytes()[:-1])
+    assert _native.cuda.compile("one", KERNEL, (9, 0)) == code
+    cache.put("kernel", entry.key, b"something else")
+    assert _native.cuda.compile("one", KERNEL, (9, 0)) == code
+    _native.cuda.compile("one", KERNEL, (8, 0))
+    _native.cuda.compile("one", KERNEL + "\n", (9, 0))
+    assert len(cache.entries()) == 3
+
+
+def test_products_are_named_by_all_that_matters() -> None:
+    product = _native.cuda.Gemm(0, "bfloat16", [64, 256, 784], epilogue="relu_bias", residual=True)
+    assert product.key == "gemm bf16>bf16 1x64x256x784 nt relu_bias+residual align 16"
+    assert product.scratch_bytes > 2 * (64 * 784 + 256 * 784 + 64 * 256)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nonsense", [8, 8, 8]), "no dtype"),
+        (("float32", [8, 8, 8], "erf"), "no epilogue"),
+    ],
+)
+def test_mistakes_are_named(arguments: tuple[str, ...], message: str) -> None:
+    dtype, sizes, *epilogue = arguments
+    with pytest.raises(ValueError, match=message):
+        _native.cuda.Gemm(0, dtype, sizes, **({"epilogue": epilogue[0]} if epilogue else {}))
+    with pytest.raises(ValueError, match="not tuned"):
+        _native.cuda.Gemm(0, "float32", [8, 8, 8]).run(0, 0, 0, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_everything_says_so() -> None:
+    assert cuda.available() == "torch sees no GPU"
+    product = _native.cuda.Gemm(0, "float32", [8, 8, 8])
+    with pytest.raises(_native.HypatiaError):
+        product.tune(0, 0, 1 << 30)
+    for script in ("run.py", "bench.py"):
+        command = [sys.executable, str(ROOT / "tests_gpu" / script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.count("\n") == 1
+        assert "torch sees no GPU" in done.stdout

@@ -1,0 +1,52 @@
+"""Runs the checks for a GPU: python3, torch and the built extension are all they need.
+
+``python tests_gpu/run.py [word...]`` runs the checks whose names have one of the words. Each check is a
+function ``check_*`` of a module beside this one; it returns a line to show, or raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+
+
+def main(words: list[str]) -> int:
+    """Runs them; the number of failures decides about the exit code."""
+    from hypatia import cuda
+
+    if reason := cuda.available():
+        print(f"no GPU checks: {reason}")
+        return 0
+    failures = 0
+    for name, check in _checks():
+        if words and not any(word in name for word in words):
+            continue
+        start = time.perf_counter()
+        try:
+            said = check() or ""
+        except Exception:
+            failures += 1
+            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+            continue
+        print(f"ok     {name} ({time.perf_counter() - start:.1f} s) {said}", flush=True)
+    print(f"{failures} failed" if failures else "all passed", flush=True)
+    return int(failures > 0)
+
+
+def _checks() -> Iterator[tuple[str, Callable[[], str | None]]]:
+    for path in sorted(HERE.glob("test_*.py")):
+        module = importlib.import_module(path.stem)
+        for name in sorted(vars(module)):
+            if name.startswith("check_"):
+                yield f"{path.stem}.{name}", getattr(module, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
