@@ -34,7 +34,7 @@ def cell(case: str, backend: str, us: float | None, **more: Any) -> dict[str, An
 
 def section(**more: Any) -> dict[str, Any]:
     machine = {"hypatia": "0", "torch": "2", "python": "3", "cpu": "A & B", "threads": 2, "cores": 2}
-    return {"machine": machine, "when": "today", "quick": False, "repeats": 1, "others": 0.0, **more}
+    return {"machine": machine, "when": "today", "complete": True, "repeats": 1, "others": 0.0, **more}
 
 
 @pytest.fixture
@@ -164,6 +164,7 @@ def test_an_interrupted_run_is_written(load: Any, tmp_path: Path, monkeypatch: A
     code, found = run(cpu, tmp_path / "cpu.json", "--only", "linear", "pointwise")
     assert code == 130
     assert {c["dtype"] for c in found["sections"]["linear"]["cells"]} == {"fp32"}
+    assert found["sections"]["linear"]["complete"] is False
     assert "pointwise" not in found["sections"]
 
 

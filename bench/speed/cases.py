@@ -165,7 +165,7 @@ def _rewrites() -> list[Case]:
         return nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), norm)
 
     x = [(rows, 1024)]
-    chain = [(512, 64), (64, 512), (512, 8)]
+    chain = [(1024, 256), (256, 1024), (1024, 64)]
     return [
         make("LoRA", lambda: LoRALinear(1024, 64), x, 2 * rows * 1024**2, "1024 → 1024, rank 64"),
         make("QKV of unequal widths", Projections, x, 2 * rows * 1024 * 1536, "1024 → 1024, 256, 256"),
@@ -175,8 +175,8 @@ def _rewrites() -> list[Case]:
             "matrix chain",
             lambda: Function(lambda a, b, c: a @ b @ c),
             chain,
-            2 * 2 * 64 * 512 * 8,
-            "512x64 · 64x512 · 512x8",
+            2 * 2 * 256 * 1024 * 64,
+            "1024x256 · 256x1024 · 1024x64",
         ),
         make("conv + bn", conv, [(1, 64, 56, 56)], 2 * 56 * 56 * 64 * 64 * 9, "64 → 64, 3x3, 56x56"),
     ]

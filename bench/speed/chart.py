@@ -25,6 +25,8 @@ HEAD, TOP, BOTTOM = 34, 66, 16
 LEAST, MOST = 0.25, 8.0
 TICKS = (0.25, 0.5, 1, 2, 4, 8)
 
+TITLE = "How many times as fast as eager (to the right: faster; at an edge: beyond it)"
+
 COLUMNS = (
     (("mlp", "fp32", "MLPs, fp32"), ("pointwise", "fp32", "4 M floats, fp32"), ("models", None, "models")),
     (("mlp", "bf16", "MLPs, bf16"), ("rewrites", "fp32", "rewrites, fp32")),
@@ -100,7 +102,7 @@ def _panel(left: int, top: int, title: str, rows: list[Row]) -> Iterator[str]:
 
 def _legend(columns: list[list[tuple[str, list[Row]]]]) -> Iterator[str]:
     there = {b for column in columns for _, rows in column for _, ratios in rows for b in ratios}
-    yield '<text class="title" x="0" y="16">How many times as fast as eager (to the right: faster)</text>'
+    yield f'<text class="title" x="0" y="16">{escape(TITLE)}</text>'
     x = 6
     for backend in COLOURS:
         if backend in there:

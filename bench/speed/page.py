@@ -30,10 +30,10 @@ def put(text: str, name: str, content: str) -> str:
 
 def _head(section: dict[str, Any]) -> str:
     m = section["machine"]
-    quick = ", short form" if section["quick"] else ""
+    some = "" if section["complete"] else ", not all cases"
     warning = disturbed(section)
     return (
         f"{section['when']}: hypatia {m['hypatia']}, torch {m['torch']}, Python {m['python']}, {m['cpu']}, "
-        f"{m['threads']} threads, {section['repeats']} rounds{quick}."
+        f"{m['threads']} threads, {section['repeats']} rounds{some}."
         f"{warning and f' **{warning}.**'}"
     )

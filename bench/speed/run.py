@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hypatia import benching, machine
 
 from . import inductor, peers
-from .cases import Case, of
+from .cases import DTYPES, Case, of
 
 OURS = "hypatia-direct"
 """``hypatia.compile``, the entry that the targets are about."""
@@ -63,6 +63,7 @@ class Run:
             "when": time.strftime("%Y-%m-%d %H:%M"),
             "quick": self.quick,
             "repeats": self.repeats,
+            "complete": False,
         }
         self.sections[section] = data
         self.say(section)
@@ -70,8 +71,9 @@ class Run:
         return data
 
     def finish(self, section: str) -> None:
-        """Looks again at what else the machine does."""
+        """Looks again at what else the machine does, and notes whether all cases were measured."""
         data = self.sections[section]
+        data["complete"] = not (self.quick or self.match) and len(self.dtypes) == len(DTYPES)
         data["others"] = max(data["others"], others())
 
     def cases(self, section: str) -> Iterator[Case]:
