@@ -237,6 +237,8 @@ class Gate:
     at_least: bool = False
     """The value must reach the limit, not stay below it."""
     note: str = ""
+    doubt: str = ""
+    """Why the value is not to be relied on."""
 
     @property
     def met(self) -> bool:
@@ -252,5 +254,6 @@ class Gate:
             "unit": self.unit,
             "at_least": self.at_least,
             "note": self.note,
+            "doubt": self.doubt,
             "met": self.met,
         }

@@ -118,6 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())["sections"]
     except (OSError, ValueError, KeyError, TypeError):
+        # Absent, or of another form than this version writes.
         return {}
 
 
@@ -139,7 +140,9 @@ def _verdict(sections: dict[str, Any]) -> Table:
     table = Table("targets", ["target", "value", "limit", "met", "where"])
     for gate in gates(sections):
         sign = ">=" if gate.at_least else "<"
-        met = "yes" if gate.met else "NO"
+        # Other work on the machine can make any value of any.
+        met = "?" if gate.doubt == "disturbed" else "yes" if gate.met else "NO"
+        met += f" ({gate.doubt})" if gate.doubt else ""
         limit = f"{sign} {gate.limit:g} {gate.unit}"
         table.rows.append([gate.name, f"{gate.value:.4g} {gate.unit}", limit, met, gate.note])
     return table

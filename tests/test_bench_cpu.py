@@ -79,6 +79,15 @@ def test_targets(load: Any, results: dict[str, Any]) -> None:
     assert "large4" in gates["MLPs over eager, everywhere"].note
 
 
+def test_a_disturbed_or_partial_run_meets_no_target(load: Any, results: dict[str, Any]) -> None:
+    results["mlp"]["others"] = 1.0
+    results["overhead"]["complete"] = False
+    rows = {row[0]: row[3] for row in load("cpu")._verdict(results).rows}
+    assert rows["tiny to medium MLPs over eager"] == "? (disturbed)"
+    assert rows["overhead of a call, one 8x8 linear layer"] == "yes (not all cases)"
+    assert rows["rewrites: measured over predicted"] == "NO"
+
+
 def test_tables(load: Any, results: dict[str, Any]) -> None:
     tables = load("speed.tables").tables
     times, seconds = (t.markdown() for t in tables("mlp", results["mlp"]))

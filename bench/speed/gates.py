@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from common import Gate
 
 from hypatia.machine import cpu_fields
 
-from .run import LABELS, OURS, PEERS
+from .run import LABELS, OURS, PEERS, disturbed
 
 Cells = list[dict[str, Any]]
 Ratios = dict[str, float]
@@ -38,8 +39,20 @@ def gates(sections: dict[str, Any]) -> list[Gate]:
         "overhead": _overhead,
         "memory": _memory,
     }
-    found = [gate for name, make in makers.items() if name in sections for gate in make(sections[name])]
+    found = [
+        dataclasses.replace(gate, doubt=_doubt(sections[name]))
+        for name, make in makers.items()
+        if name in sections
+        for gate in make(sections[name])
+    ]
     return [gate for gate in found if gate.value == gate.value]
+
+
+def _doubt(section: dict[str, Any]) -> str:
+    """Why a section proves nothing."""
+    if disturbed(section):
+        return "disturbed"
+    return "" if section["complete"] else "not all cases"
 
 
 def has_amx() -> bool:

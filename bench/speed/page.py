@@ -30,7 +30,7 @@ def put(text: str, name: str, content: str) -> str:
 
 def _head(section: dict[str, Any]) -> str:
     m = section["machine"]
-    some = "" if section.get("complete") else ", not all cases"
+    some = "" if section["complete"] else ", not all cases"
     warning = disturbed(section)
     return (
         f"{section['when']}: hypatia {m['hypatia']}, torch {m['torch']}, Python {m['python']}, {m['cpu']}, "

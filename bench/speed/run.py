@@ -161,7 +161,7 @@ def others(seconds: float = 0.5) -> float:
 
 def disturbed(section: dict[str, Any]) -> str:
     """A warning when times of a section are not to be trusted."""
-    if section.get("others", 0.0) <= MOST_OTHERS:
+    if section["others"] <= MOST_OTHERS:
         return ""
     cores = section["machine"]["cores"]
     return f"OTHER WORK TOOK {section['others']:.1f} OF {cores} CORES: these times are not to be trusted"
