@@ -58,16 +58,16 @@ class Run:
 
     def open(self, section: str) -> dict[str, Any]:
         """The results of a section, to be filled; what is in it counts even if the run is broken off."""
+        self.say(section)
         data: dict[str, Any] = {
             "machine": machine.describe(),
             "when": time.strftime("%Y-%m-%d %H:%M"),
             "quick": self.quick,
             "repeats": self.repeats,
             "complete": False,
+            "others": others(),
         }
         self.sections[section] = data
-        self.say(section)
-        data["others"] = others()
         return data
 
     def finish(self, section: str) -> None:
