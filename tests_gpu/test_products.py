@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from typing import Any
 
@@ -133,10 +134,12 @@ def check_every_epilogue() -> str:
             _case(name, kind, layout, size, residual=False)
             done += 1
         except _native.HypatiaError as e:
-            refused.append(f"{name} {kind} {layout} {size}: {e}")
-    names = sorted({line.split(": ")[0] for line in refused})
-    assert done > 300, "\n".join(refused)
-    return f"{done} right, {len(refused)} refused {names[:60]}"
+            if "has no algorithm" not in str(e):
+                raise
+            refused.append(f"{name} {kind}")
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(collections.Counter(refused).items()))
+    assert done > 450, counts
+    return f"{done} right; cuBLASLt has no algorithm for {len(refused)}: {counts}"
 
 
 def check_residuals() -> str:

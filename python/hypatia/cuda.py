@@ -22,6 +22,7 @@ def prepare() -> None:
     )
 
 
+@functools.cache
 def available() -> str | None:
     """Why native kernels cannot be run on a GPU here; None if they can."""
     prepare()

@@ -25,6 +25,7 @@ from .capture import value_of
 from .errors import VerificationWarning
 from .folding import folded_bytes, watch
 from .planner import PLAN, VALUES, Planner
+from .recording import Recorded
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,15 @@ class NativeGraph:
         self.arity = len(position)
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
+        self.device = self.planner.device
+        self._lead: Callable[[], int] = torch.get_num_threads
+        """What a plan is given first: the number of threads, or the stream."""
+        self._tf32: bool | None = None
+        if self.device.type == "cuda":
+            self._lead = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index or 0)
         self._weights: list[int] = []
         self._alive: list[Any] = []
-        self._bound: dict[tuple[int, ...], _native.BoundPlan] = {}
+        self._bound: dict[tuple[int, ...], Any] = {}
         self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
         """The least and greatest value of sizes, where the graph holds for some only."""
         self._slower: set[tuple[int, ...]] = set()
@@ -93,11 +100,13 @@ class NativeGraph:
         sizes = ()
         if self.planner.symbols:
             sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
+        if self._tf32 is not None and self._tf32 != torch._C._get_cublas_allow_tf32():
+            self.forget()
         bound = self._bound.get(sizes)
         try:
             if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
-                results = bound(torch.get_num_threads(), *inputs)
+                results = bound(self._lead(), *inputs)
                 if results is not None or bound.current():
                     return results
                 self._bound.clear()
@@ -107,7 +116,7 @@ class NativeGraph:
             bound = self._bind(args, sizes)
             if bound is None:
                 return None
-            results = bound(torch.get_num_threads(), *[args[i] for i in self.inputs])
+            results = bound(self._lead(), *[args[i] for i in self.inputs])
             if sizes and known and results is not None:
                 return self._settle_sizes(args, sizes, results)
             return results
@@ -177,15 +186,11 @@ class NativeGraph:
             _open_tuning(str(cache.folder() / "tuning") if cache.enabled() else None)
             most = self.planner.most
             try:
-                bound = plan.bind(
-                    constants,
-                    [*weights, *attributes],
-                    self.planner.calls(described["calls"]),
-                    str(calls.LIBTORCH),
-                    torch.get_num_threads(),
-                    None if most is None else max(0, most - folded_bytes(self.gm)),
-                    next(reversed(self._bound.values()), None),
+                bound = self._bound_plan(
+                    plan, constants, [*weights, *attributes], self.planner.calls(described["calls"]), most
                 )
+                if described["calls"] and self.device.type == "cuda":
+                    bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
             except _native.HypatiaError as e:
                 log.info("the native plan is not used: %s", e)
                 self.native = False
@@ -200,6 +205,40 @@ class NativeGraph:
         self._weights = ids
         self._alive = watch(self, (*weights, *attributes))
         return bound
+
+    def _bound_plan(
+        self,
+        plan: _native.NativePlan,
+        constants: list[torch.Tensor],
+        watched: list[torch.Tensor],
+        made: list[Any],
+        most: int | None,
+    ) -> Any:
+        libtorch = str(calls.LIBTORCH)
+        if self.device.type == "cuda":
+            self._tf32 = torch._C._get_cublas_allow_tf32()
+            return _native.BoundCudaPlan(
+                plan,
+                constants,
+                watched,
+                made,
+                libtorch,
+                self.device.index or 0,
+                self._lead(),
+                self._tf32,
+            )
+        room = None if most is None else max(0, most - folded_bytes(self.gm))
+        like = next(reversed(self._bound.values()), None)
+        return plan.bind(constants, watched, made, libtorch, torch.get_num_threads(), room, like)
+
+    def _recorded(self, bound: Any, inputs: tuple[torch.Tensor, ...]) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return bound
+        try:
+            return Recorded(bound, self.device.index or 0, inputs)
+        except RuntimeError as e:
+            log.info("the plan is not recorded as a CUDA graph: %s", e)
+            return bound
 
     def forget(self) -> None:
         """Drops the plans: a weight is gone."""
@@ -230,6 +269,8 @@ class NativeGraph:
         if eager is not None:
             forms["eager"] = eager
         times: dict[str, list[float]] = {name: [] for name in forms}
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        wait()
         start = time.perf_counter()
         while len(times["plan"]) < 50 and (
             not times["plan"]
@@ -239,6 +280,7 @@ class NativeGraph:
             for name, form in forms.items():
                 before = time.perf_counter()
                 form()
+                wait()
                 times[name].append(time.perf_counter() - before)
         # The fastest of each: what disturbs a call only makes it longer.
         best = {name: min(taken) for name, taken in times.items()}

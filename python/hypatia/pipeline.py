@@ -8,10 +8,11 @@ import logging
 import threading
 from collections.abc import Collection
 
+import torch
 from torch import fx
 from torch._logging import trace_structured
 
-from . import planner, programs
+from . import cuda, planner, programs
 from .capture import capture
 from .errors import UnsupportedError
 from .folding import folded_bytes
@@ -31,6 +32,10 @@ _compiled = 0
 def compile_count() -> int:
     """How many graphs were given to the compiler in this process."""
     return _compiled
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and cuda.available() is None)
 
 
 def optimize_graph(
@@ -60,7 +65,7 @@ def optimize_graph(
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
             return optimize_graph(gm, options, kind, (), autograd=autograd, without=without)
-        if kind == "inference" and captured.device.type == "cpu" and planner.KERNEL not in kernels:
+        if kind == "inference" and planner.KERNEL not in kernels and _has_kernels(captured.device):
             reason = planner.attach(optimized, optimization, captured, options.weight_copies)
             if reason:
                 log.debug("%s", reason)

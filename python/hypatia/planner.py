@@ -34,6 +34,7 @@ class Planner:
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
+        self.device = captured.device
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.symbols = _symbols(placeholders)
         self._first = self._plan(self.hints)

@@ -2,6 +2,7 @@
 
 mod call;
 mod cuda;
+mod cuda_plan;
 mod plan;
 mod results;
 mod tensor;
@@ -231,6 +232,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Optimization>()?;
     m.add_class::<plan::NativePlan>()?;
     m.add_class::<plan::BoundPlan>()?;
+    m.add_class::<cuda_plan::BoundCudaPlan>()?;
     m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;

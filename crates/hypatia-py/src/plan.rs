@@ -40,6 +40,35 @@ impl NativePlan {
             calls: lowered.calls,
         }
     }
+
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Where constants are, if they are what the plan was made for.
+    pub fn constant_memories(
+        &self,
+        constants: &Bound<'_, PyList>,
+        exchange: Exchange,
+        gpu: Option<u32>,
+    ) -> PyResult<Vec<Memory>> {
+        if constants.len() != self.plan.constants.len() {
+            return Err(PyValueError::new_err("another number of constants"));
+        }
+        let mut memories = vec![];
+        for (object, id) in constants.iter().zip(&self.plan.constants) {
+            let expected = Expected::of(&self.plan.values[*id]);
+            let tensor = exchange.borrow(&object)?;
+            if !tensor.is(expected.dtype, &expected.shape, gpu) {
+                return Err(PyValueError::new_err(format!(
+                    "a constant is no dense {} on the plan's device",
+                    expected.text()
+                )));
+            }
+            memories.push(Memory(tensor.data()));
+        }
+        Ok(memories)
+    }
 }
 
 #[derive(Serialize)]
@@ -50,15 +79,16 @@ struct Description {
     calls: Vec<TorchCall>,
 }
 
+/// A dense tensor that a plan takes or makes.
 #[derive(Clone)]
-struct Expected {
-    dtype: DType,
-    shape: Vec<i64>,
+pub struct Expected {
+    pub dtype: DType,
+    pub shape: Vec<i64>,
     bytes: usize,
 }
 
 impl Expected {
-    fn of(value: &Value) -> Expected {
+    pub fn of(value: &Value) -> Expected {
         Expected {
             dtype: value.dtype,
             shape: value.shape.iter().map(|s| *s as i64).collect(),
@@ -100,21 +130,7 @@ impl NativePlan {
         like: Option<PyRef<'_, BoundPlan>>,
     ) -> PyResult<BoundPlan> {
         let exchange = Exchange::get(py)?;
-        if constants.len() != self.plan.constants.len() {
-            return Err(PyValueError::new_err("another number of constants"));
-        }
-        let mut memories = vec![];
-        for (object, id) in constants.iter().zip(&self.plan.constants) {
-            let expected = Expected::of(&self.plan.values[*id]);
-            let tensor = exchange.borrow(&object)?;
-            if !tensor.is(expected.dtype, &expected.shape) {
-                return Err(PyValueError::new_err(format!(
-                    "a constant is no dense {} on the CPU",
-                    expected.text()
-                )));
-            }
-            memories.push(Memory(tensor.data()));
-        }
+        let memories = self.constant_memories(constants, exchange, None)?;
         let calls = (calls.iter())
             .map(|c| call(&c, exchange, &libtorch))
             .collect::<PyResult<_>>()?;
@@ -157,7 +173,7 @@ struct Described {
     returns: usize,
 }
 
-fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResult<Box<dyn Call>> {
+pub fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResult<Box<dyn Call>> {
     let Ok(text) = given.extract::<String>() else {
         return Ok(Box::new(PythonCall::new(given.clone().unbind(), exchange)));
     };
@@ -168,14 +184,14 @@ fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResu
 }
 
 /// A tensor whose state is remembered. It is not kept alive.
-struct Watched {
+pub struct Watched {
     tensor: Py<PyWeakrefReference>,
     version: i64,
     data: usize,
 }
 
 impl Watched {
-    fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
+    pub fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
         let (version, data) = Watched::state(tensor)?;
         Ok(Watched {
             tensor: PyWeakrefReference::new(tensor)?.unbind(),
@@ -190,12 +206,33 @@ impl Watched {
         Ok((version, Exchange::get(py)?.borrow(tensor)?.data() as usize))
     }
 
-    fn holds(&self, py: Python<'_>) -> PyResult<bool> {
+    pub fn holds(&self, py: Python<'_>) -> PyResult<bool> {
         match self.tensor.bind(py).upgrade() {
             Some(tensor) => Ok(Watched::state(&tensor)? == (self.version, self.data)),
             None => Ok(false),
         }
     }
+}
+
+/// Where inputs are, if all are dense tensors of these dtypes and shapes; what has no plain memory is no error here:
+/// torch knows what to do with it.
+pub fn given(
+    inputs: &Bound<'_, PyTuple>,
+    expected: &[Expected],
+    exchange: Exchange,
+    gpu: Option<u32>,
+) -> PyResult<Option<Vec<Memory>>> {
+    let mut given = Vec::with_capacity(expected.len());
+    for (object, expected) in inputs.iter_borrowed().zip(expected) {
+        let Ok(tensor) = exchange.borrow(&object) else {
+            return Ok(None);
+        };
+        if !tensor.is(expected.dtype, &expected.shape, gpu) || is_negated(&object)? {
+            return Ok(None);
+        }
+        given.push(Memory(tensor.data()));
+    }
+    Ok(Some(given))
 }
 
 /// Whether a tensor is a lazy negation: its memory has the other sign.
@@ -240,17 +277,9 @@ impl BoundPlan {
         if inputs.len() != self.inputs.len() || !self.current(py)? {
             return Ok(None);
         }
-        let mut given = Vec::with_capacity(self.inputs.len());
-        for (object, expected) in inputs.iter_borrowed().zip(&self.inputs) {
-            // What has no plain memory is no error here: torch knows what to do with it.
-            let Ok(tensor) = self.exchange.borrow(&object) else {
-                return Ok(None);
-            };
-            if !tensor.is(expected.dtype, &expected.shape) || is_negated(&object)? {
-                return Ok(None);
-            }
-            given.push(Memory(tensor.data()));
-        }
+        let Some(given) = given(inputs, &self.inputs, self.exchange, None)? else {
+            return Ok(None);
+        };
         let mut fresh = Vec::with_capacity(self.outputs.len());
         for expected in &self.outputs {
             let bytes = expected.bytes;
@@ -260,7 +289,7 @@ impl BoundPlan {
             });
             fresh.push(match again.flatten() {
                 Some(tensor) => tensor,
-                None => self.exchange.allocate(expected.dtype, &expected.shape)?,
+                None => self.exchange.allocate(expected.dtype, &expected.shape, None)?,
             });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();

@@ -13,7 +13,14 @@ use pyo3::sync::PyOnceLock;
 
 use crate::results::{Block, Spares};
 
+/// DLPack's numbers of kinds of devices.
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
+
+/// DLPack's kind and number of a device.
+fn device(gpu: Option<u32>) -> (i32, i32) {
+    gpu.map_or((CPU, 0), |ordinal| (CUDA, ordinal as i32))
+}
 
 /// DLPack's description of a tensor.
 #[repr(C)]
@@ -135,15 +142,16 @@ impl Exchange {
         Ok(Borrowed { tensor })
     }
 
-    /// A new dense tensor in the CPU's memory.
-    pub fn allocate(&self, dtype: DType, shape: &[i64]) -> PyResult<Fresh> {
+    /// A new dense tensor in the CPU's memory, or in that of a GPU.
+    pub fn allocate(&self, dtype: DType, shape: &[i64], gpu: Option<u32>) -> PyResult<Fresh> {
+        let (device_type, device_id) = device(gpu);
         let (code, bits) = code_of(dtype);
         let mut sizes = shape.to_vec();
         let mut steps = dense(shape);
         let mut prototype = DlTensor {
             data: null_mut(),
-            device_type: CPU,
-            device_id: 0,
+            device_type,
+            device_id,
             ndim: shape.len() as i32,
             code,
             bits,
@@ -185,7 +193,8 @@ unsafe extern "C" fn free_ours(managed: *mut Managed) {
 }
 
 impl Ours {
-    fn make(data: *mut u8, dtype: DType, mut shape: Vec<i64>, mut strides: Vec<i64>) -> Box<Ours> {
+    fn make(data: *mut u8, dtype: DType, mut shape: Vec<i64>, mut strides: Vec<i64>, gpu: Option<u32>) -> Box<Ours> {
+        let (device_type, device_id) = device(gpu);
         let (code, bits) = code_of(dtype);
         let mut ours = Box::new(Ours {
             managed: Managed {
@@ -195,8 +204,8 @@ impl Ours {
                 flags: 0,
                 tensor: DlTensor {
                     data: data.cast(),
-                    device_type: CPU,
-                    device_id: 0,
+                    device_type,
+                    device_id,
                     ndim: shape.len() as i32,
                     code,
                     bits,
@@ -230,7 +239,7 @@ impl Exchange {
     pub unsafe fn wrap<'py>(&self, py: Python<'py>, t: &Strided<'_>) -> PyResult<Bound<'py, PyAny>> {
         let shape = t.shape.iter().map(|s| *s as i64).collect();
         let strides = t.strides.iter().map(|s| *s as i64).collect();
-        Ours::make(t.data, t.dtype, shape, strides)
+        Ours::make(t.data, t.dtype, shape, strides, t.gpu)
             .into_fresh(*self)
             .into_object(py)
     }
@@ -238,7 +247,7 @@ impl Exchange {
     /// A new dense tensor in memory that is used again when torch is done with it; none if there is no memory.
     pub fn reuse(&self, dtype: DType, shape: &[i64], bytes: usize, spares: &Arc<Spares>) -> Option<Fresh> {
         let block = spares.take(bytes)?;
-        let mut ours = Ours::make(block.data(), dtype, shape.to_vec(), dense(shape));
+        let mut ours = Ours::make(block.data(), dtype, shape.to_vec(), dense(shape), None);
         ours.block = Some((block, spares.clone()));
         Some(ours.into_fresh(*self))
     }
@@ -272,10 +281,12 @@ fn code_of(dtype: DType) -> (u8, u8) {
 }
 
 impl Borrowed {
-    /// Whether it is a dense tensor of this dtype and shape in the CPU's memory.
-    pub fn is(&self, dtype: DType, shape: &[i64]) -> bool {
+    /// Whether it is a dense tensor of this dtype and shape in the CPU's memory, or in that of a GPU.
+    pub fn is(&self, dtype: DType, shape: &[i64], gpu: Option<u32>) -> bool {
         let t = &self.tensor;
-        if t.device_type != CPU || (t.code, t.bits, t.lanes) != (code_of(dtype).0, code_of(dtype).1, 1) {
+        if (t.device_type, t.device_id) != device(gpu)
+            || (t.code, t.bits, t.lanes) != (code_of(dtype).0, code_of(dtype).1, 1)
+        {
             return false;
         }
         if t.ndim as usize != shape.len() {

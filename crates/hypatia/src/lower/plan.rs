@@ -17,7 +17,7 @@ use crate::ir::program::Program;
 use crate::ops::table;
 use crate::optimize::Optimized;
 use crate::runtime::cpu::linear::Activation;
-use crate::runtime::plan::{LinearStep, Operand, Plan, Task, Value, ValueId};
+use crate::runtime::plan::{LinearStep, Machine, Operand, Plan, Task, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
 pub use calls::{CallOperand, TorchCall};
 use inline::Inlined;
@@ -47,7 +47,22 @@ pub fn lower(optimized: &Optimized, results: usize, sizes: &BTreeMap<String, i64
         return Err(no_plan("calls with effects"));
     }
     let inlined = Inlined::new(output, &|id| optimized.weights[usize::from(id)], sizes)?;
-    Lowering::new(&inlined).lower()
+    let device = device_of(&inlined.program)?;
+    Lowering::new(&inlined, device).lower()
+}
+
+/// The device of all tensors.
+fn device_of(program: &Program) -> Result<Device> {
+    let mut found = None;
+    for id in program.reachable() {
+        if let Ty::Tensor(t) = program.ty(id) {
+            if found.is_some_and(|d| d != t.device) {
+                return Err(no_plan("values on several devices"));
+            }
+            found = Some(t.device);
+        }
+    }
+    Ok(found.unwrap_or_default())
 }
 
 /// A linear layer and the nodes that its step takes over.
@@ -58,6 +73,7 @@ struct Tail {
 }
 
 struct Lowering<'a> {
+    device: Device,
     source: &'a Inlined,
     program: &'a Program,
     uses: Vec<usize>,
@@ -80,7 +96,7 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(source: &'a Inlined) -> Lowering<'a> {
+    fn new(source: &'a Inlined, device: Device) -> Lowering<'a> {
         let program = &source.program;
         let mut uses = vec![0; program.nodes().len()];
         let mut users = vec![program.root; program.nodes().len()];
@@ -92,14 +108,23 @@ impl<'a> Lowering<'a> {
                 });
             }
         }
+        let machine = if device == Device::default() {
+            Machine::Cpu
+        } else {
+            Machine::Cuda
+        };
         let mut lowering = Lowering {
+            device,
             source,
             program,
             inside: vec![false; program.nodes().len()],
             pointwise: vec![false; program.nodes().len()],
             uses,
             users,
-            plan: Plan::default(),
+            plan: Plan {
+                machine,
+                ..Plan::default()
+            },
             inputs: vec![],
             constants: vec![],
             place: FxHashMap::default(),
@@ -166,8 +191,8 @@ impl<'a> Lowering<'a> {
         let Ty::Tensor(t) = self.program.ty(id) else {
             return Err(no_plan(format!("{} is no tensor", self.program.ty(id))));
         };
-        if t.device != Device::default() {
-            return Err(no_plan("a value that is not in the CPU's memory"));
+        if t.device != self.device {
+            return Err(no_plan("a value on another device"));
         }
         let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
         Ok((shape.ok_or_else(|| no_plan("sizes that are not known"))?, t.dtype))
@@ -188,6 +213,7 @@ impl<'a> Lowering<'a> {
         };
         if let Some(user) = self.user(tail.last)
             && let Some(activation) = activation(self.name(user))
+            && self.takes(linear, activation)
         {
             tail = Tail {
                 last: user,
@@ -201,7 +227,9 @@ impl<'a> Lowering<'a> {
         {
             let other = if a == tail.last { b } else { a };
             let alike = self.program.ty(other) == self.program.ty(tail.last);
-            if alike && !self.is_attr(other) && other != tail.last {
+            // cuBLASLt adds before the activation.
+            let last = self.plan.machine == Machine::Cpu || tail.activation == Activation::None;
+            if alike && last && !self.is_attr(other) && other != tail.last {
                 tail.residual = Some(other);
                 tail.last = user;
             }
@@ -215,6 +243,16 @@ impl<'a> Lowering<'a> {
             }
         }
         self.tails.insert(tail.last, (linear, tail));
+    }
+
+    /// Whether the kernel of a linear layer takes an activation over.
+    fn takes(&self, linear: Id, activation: Activation) -> bool {
+        match (self.plan.machine, activation) {
+            (Machine::Cpu, _) | (_, Activation::Relu) => true,
+            // cuBLASLt's tanh is exact enough for 16 bits only.
+            (Machine::Cuda, Activation::GeluTanh) => self.shape(linear).is_ok_and(|(_, d)| d != DType::F32),
+            _ => false,
+        }
     }
 
     /// Marks the pointwise nodes that are computed inside the region of a node; before an op on rows, only
@@ -269,9 +307,13 @@ impl<'a> Lowering<'a> {
         Err(no_plan(format!("{} is read before it is computed", self.name(id))))
     }
 
-    /// The value of a constant.
-    fn constant(&mut self, id: Id) -> Result<ValueId> {
-        self.operand(id).map(|o| o.value)
+    /// The value that a node is, without gaps and from its first element on.
+    fn whole(&mut self, id: Id) -> Result<ValueId> {
+        let operand = self.dense(id)?;
+        if operand.offset == 0 {
+            return Ok(operand.value);
+        }
+        self.copied(id, &operand)
     }
 
     /// Where a node is, without gaps: it is copied if there are some.
@@ -351,9 +393,17 @@ impl<'a> Lowering<'a> {
         let weight = |id: Id| self.source.weight[usize::from(id)];
         let (shape, dtype) = self.shape(w).ok()?;
         let columns = *if transposed { shape.last() } else { shape.first() }?;
-        let bias = b.is_none_or(|b| weight(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
-        let usable = weight(w) && bias && shape.len() == 2 && matches!(dtype, DType::F32 | DType::BF16);
-        usable.then_some(Product { w, b, x, transposed })
+        let (gpu, empty) = (self.plan.machine == Machine::Cuda, self.shape(id).ok()?.0.contains(&0));
+        let constant = |id: Id| gpu || weight(id);
+        let bias = b.is_none_or(|b| constant(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
+        let served = match dtype {
+            DType::F32 | DType::BF16 => true,
+            DType::F16 => gpu,
+            _ => false,
+        };
+        // cuBLASLt has no empty products.
+        let filled = !gpu || !(empty || shape.contains(&0));
+        (constant(w) && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
     }
 
     fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
@@ -361,8 +411,8 @@ impl<'a> Lowering<'a> {
             .product(linear)
             .ok_or_else(|| no_plan("a product of another form"))?;
         let (x, m, x_stride) = self.row_operand(product.x)?;
-        let w = self.constant(product.w)?;
-        let b = product.b.map(|b| self.constant(b)).transpose()?;
+        let w = self.whole(product.w)?;
+        let b = product.b.map(|b| self.whole(b)).transpose()?;
         let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
         let y = self.new_value(id)?;
         self.plan.steps.push(Task::Linear(LinearStep {

@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use super::arena::Arenas;
 use super::cpu::linear::Packed;
-pub use super::step::{LinearStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId};
+pub use super::step::{LinearStep, Machine, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId};
 use super::torch::Call;
 use super::tuning::Database;
 use crate::error::Error;
 
 /// Where a value is during a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Nowhere,
     Input(usize),
     Output(usize),
+    /// Bytes into the block of values in between.
     Arena(usize),
     /// Bound with the constants.
     Constant(usize),
@@ -67,7 +68,7 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-fn broken(message: impl Into<String>) -> Error {
+pub(super) fn broken(message: impl Into<String>) -> Error {
     Error::Graph(format!("plan: {}", message.into()))
 }
 

@@ -40,11 +40,11 @@ pub struct LinearStep {
     pub x_stride: usize,
     /// How many rows.
     pub m: usize,
-    /// Weight, a constant.
+    /// Weight, a constant on the CPU.
     pub w: ValueId,
     /// The weight has a column, not a row, for each column of the result.
     pub transposed: bool,
-    /// Bias, a constant.
+    /// Bias, as the weight.
     pub b: Option<ValueId>,
     /// What is added at the end: rows, and how far apart.
     pub r: Option<(Operand, usize)>,
@@ -136,6 +136,14 @@ impl Task {
         }
     }
 
+    /// Values that a step reads as weights: constants that the CPU packs, anything on a GPU.
+    pub fn weights(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => [Some(l.w), l.b].into_iter().flatten().collect(),
+            _ => vec![],
+        }
+    }
+
     /// Values that a step writes.
     pub fn writes(&self) -> Vec<ValueId> {
         match self {
@@ -160,9 +168,21 @@ impl Task {
     }
 }
 
+/// Where a plan runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Machine {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// A GPU of NVIDIA's.
+    Cuda,
+}
+
 /// Steps in order, over values. Every value is an input, a constant, or written by exactly one step.
 #[derive(Debug, Default)]
 pub struct Plan {
+    /// Where it runs.
+    pub machine: Machine,
     /// All values.
     pub values: Vec<Value>,
     /// What is done.

@@ -21,6 +21,8 @@ pub struct Strided<'a> {
     pub shape: &'a [usize],
     /// Elements from one index to the next.
     pub strides: &'a [isize],
+    /// The GPU that has it, or none.
+    pub gpu: Option<u32>,
 }
 
 /// Something that computes tensors from tensors.

@@ -109,3 +109,21 @@ fn graphs_take_other_arguments() {
     stream.synchronize().unwrap();
     assert!(holds(&untouched, 7.0));
 }
+
+#[test]
+fn what_would_fault_is_refused() {
+    let Some(device) = device() else { return };
+    let _current = device.enter().unwrap();
+    let stream = device.stream(0);
+    let kernel = doubling(device);
+    let (input, output) = (full_of(device, 3.0), full_of(device, 0.0));
+    let (from, to) = (input.address(), output.address());
+    for addresses in [&[from + 4, to][..], &[0, to], &[from], &[from, to, to]] {
+        // SAFETY: refused before anything is launched.
+        assert!(unsafe { kernel.launch(stream, addresses) }.is_err());
+    }
+    // SAFETY: buffers of 64 numbers.
+    unsafe { kernel.launch(stream, &[from, to]).unwrap() };
+    stream.synchronize().unwrap();
+    assert!(holds(&output, 6.0));
+}

@@ -10,7 +10,7 @@ use crate::ir::captured::CapturedArg;
 use crate::ir::node::Op;
 use crate::lower::emit::emit_node;
 use crate::runtime::plan::{Task, TorchStep, Value};
-use crate::ty::{Device, Ty};
+use crate::ty::Ty;
 
 /// A call into torch, for whoever binds the plan.
 #[derive(Debug, Clone, Serialize)]
@@ -80,8 +80,8 @@ impl Lowering<'_> {
             };
             let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
             let shape = shape.ok_or_else(|| no_plan("sizes that are not known"))?;
-            if t.device != Device::default() {
-                return Err(no_plan("a value that is not in the CPU's memory"));
+            if t.device != self.device {
+                return Err(no_plan("a value on another device"));
             }
             self.plan.values.push(Value { shape, dtype: t.dtype });
             let value = self.plan.values.len() - 1;

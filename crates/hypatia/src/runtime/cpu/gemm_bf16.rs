@@ -7,6 +7,8 @@
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "tiles are of x86-64"))]
 
 mod format;
+#[cfg(target_arch = "x86_64")]
+mod odd;
 mod part;
 #[cfg(test)]
 mod tests;

@@ -99,6 +99,48 @@ impl Layer<f32> for Panels {
     }
 }
 
+/// Sums of `m` dense rows of `k` terms for a panel of `n` columns at most, in rows of a full panel. The panel starts at
+/// a cache line.
+pub(super) fn sums(level: Level, x: &[f32], panel: &[f32], (m, n, k): (usize, usize, usize), y: &mut [f32]) {
+    let width = n.next_multiple_of(LANES);
+    assert!(n <= PANEL && x.len() >= m * k && panel.len() >= width * k && y.len() >= m * PANEL);
+    assert!(panel.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>()));
+    let depth = k.div_ceil(k.div_ceil(DEPTH).max(1)).max(1);
+    for term in (0..k.max(1)).step_by(depth) {
+        for row in (0..m).step_by(ROWS) {
+            let block = Block {
+                x: x[row * k..].as_ptr().wrapping_add(term),
+                x_stride: k,
+                w: panel[term * width..].as_ptr(),
+                terms: depth.min(k - term),
+                y: y[row * PANEL..].as_mut_ptr(),
+                y_stride: PANEL,
+                rows: ROWS.min(m - row),
+                columns: n,
+                adds: term > 0,
+                bias: std::ptr::null(),
+                relu: false,
+                soon: panel.as_ptr(),
+                lines: 0,
+            };
+            // SAFETY: the level was detected; the lengths were checked above.
+            unsafe { multiply(level, &block) };
+        }
+    }
+}
+
+/// # Safety
+/// The machine has the level; the block's pointers reach its rows, columns and terms; nothing else uses the result's
+/// elements.
+unsafe fn multiply(level: Level, block: &Block) {
+    match level {
+        // SAFETY: the caller's obligation.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512::multiply(block) },
+        _ => lanes::dispatch_at(level, portable::Multiply(block)),
+    }
+}
+
 struct Call<'a> {
     weights: &'a Panels,
     x: Rows<'a, f32>,
@@ -187,12 +229,8 @@ impl Call<'_> {
                 soon: w.as_ptr().wrapping_add(next + i * lines * terms * LANES),
                 lines: if blocks > 1 && i * lines < VECTORS { lines } else { 0 },
             };
-            match level {
-                // SAFETY: the level was detected; the operands were checked against the sizes.
-                #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => unsafe { avx512::multiply(&block) },
-                _ => lanes::dispatch_at(level, portable::Multiply(&block)),
-            }
+            // SAFETY: the level was detected; the operands were checked against the sizes.
+            unsafe { multiply(level, &block) };
             row += height;
         }
     }

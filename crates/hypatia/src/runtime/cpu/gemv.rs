@@ -1,6 +1,6 @@
 //! A few rows times weights where they are: dot products along the rows of the weight matrix.
 //!
-//! Nothing is copied. Each weight is read once for up to [`ROWS`] rows, so that memory sets the pace.
+//! Nothing is copied. Each weight is read once for up to four rows, so that memory sets the pace.
 
 use super::lanes::{self, Kernel, Level};
 use super::linear::{Element, Grid, Layer, Rows, Sink, StoreBlock, share};

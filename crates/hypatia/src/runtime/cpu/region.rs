@@ -19,6 +19,7 @@
 //! ```
 
 mod access;
+mod affine;
 mod loops;
 mod program;
 mod rounding;
@@ -36,6 +37,7 @@ use crate::{Error, Result};
 use program::Program;
 
 pub(crate) use access::Access;
+pub(crate) use affine::Affine;
 pub(crate) use run::{Bound, Runner};
 pub use view::{Element, View, ViewMut};
 pub(crate) use view::{check_bounds, check_distinct};
@@ -161,37 +163,6 @@ pub struct Meaning {
     pub rounding: Rounding,
 }
 
-/// The first input times another, and perhaps a third added: what follows most norms.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Affine {
-    /// The numbers of the inputs.
-    pub(crate) scale: usize,
-    pub(crate) shift: Option<usize>,
-}
-
-impl Affine {
-    fn of(inputs: &[DType], instructions: &[Instruction], outputs: &[usize]) -> Option<Affine> {
-        let with = |i: &Instruction, op: Op, value: usize| match i.args[..] {
-            [a, b] if i.op == op && a == value => Some(b),
-            [a, b] if i.op == op && b == value => Some(a),
-            _ => None,
-        };
-        let other = |i: usize| (1..inputs.len()).contains(&i).then_some(i);
-        if outputs != [inputs.len() + instructions.len() - 1] || inputs.iter().any(|t| *t != inputs[0]) {
-            return None;
-        }
-        let (first, second) = match instructions {
-            [product] => (product, None),
-            [product, sum] => (product, Some(with(sum, Op::Add, inputs.len()).and_then(other)?)),
-            _ => return None,
-        };
-        Some(Affine {
-            scale: with(first, Op::Mul, 0).and_then(other)?,
-            shift: second,
-        })
-    }
-}
-
 impl Region {
     /// Types and prepares a region with inputs of these dtypes; `outputs` are numbers of values.
     pub fn new(
@@ -219,7 +190,7 @@ impl Region {
         Ok(Region {
             inputs: inputs.to_vec(),
             outputs: outputs.iter().map(|&o| types[o]).collect(),
-            affine: Affine::of(inputs, &instructions, outputs),
+            affine: Affine::of(inputs.len(), &types, &instructions, outputs),
             program: Program::new(inputs.len(), &instructions, &types, outputs, rounding),
             meaning: Meaning {
                 instructions,
@@ -238,6 +209,11 @@ impl Region {
     /// The dtypes of the inputs.
     pub fn inputs(&self) -> &[DType] {
         &self.inputs
+    }
+
+    /// Whether the first two outputs are one value.
+    pub(crate) fn begins_twice(&self) -> bool {
+        matches!(self.program.outputs[..], [a, b, ..] if a == b) && self.outputs[0] == self.outputs[1]
     }
 
     /// The dtypes of the outputs.

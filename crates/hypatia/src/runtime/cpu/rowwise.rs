@@ -256,8 +256,10 @@ impl Rowwise {
             bound.make.clone(),
         );
         let mut prologue = self.prologue.as_ref().map(Runner::new);
+        let shared = self.prologue.as_ref().is_some_and(Region::begins_twice);
+        let mut columns = [Vec::new(), Vec::new()];
         // SAFETY: `run` checked the memory of the epilogue's inputs.
-        let finish = unsafe { self.finish::<T>(bound, width) };
+        let finish = unsafe { self.finish::<T>(bound, width, &mut columns) };
         let alone = !matches!(finish, Finish::Nothing);
         let mut epilogue = self.epilogue.as_ref().filter(|_| !alone).map(Runner::new);
         let per_row = if self.op.reduces() { 1 } else { width };
@@ -268,10 +270,10 @@ impl Rowwise {
             // While these rows are computed, lines of the next ones are asked for.
             let later = (row + count)..end.min(row + count + group);
             let (mut from, mut to) = (Ahead::new(), Ahead::new());
-            for access in bound.take.iter().chain(&bound.keep) {
+            for access in &bound.take {
                 access.ask(later.start * width..later.end * width, size, &mut from);
             }
-            for access in bound.make.iter().filter(|_| !self.op.reduces()) {
+            for access in bound.make.iter().filter(|_| !self.op.reduces()).chain(&bound.keep) {
                 access.ask(later.start * width..later.end * width, size, &mut to);
             }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
@@ -280,9 +282,11 @@ impl Rowwise {
             unsafe {
                 let source = match &mut prologue {
                     Some(region) => {
-                        before.outputs[0] = self.dense(first, at, len);
+                        let kept = bound.keep.first().filter(|_| shared).and_then(|k| k.direct(at, len));
+                        let source = kept.unwrap_or(first);
+                        before.outputs[0] = self.dense(source, at, len);
                         region.run(&before, at, at + len);
-                        first
+                        source
                     }
                     None => bound.take[0].direct(at, len).unwrap_or_else(|| {
                         bound.take[0].load(at, len, first);
@@ -319,22 +323,37 @@ impl Rowwise {
         BUFFER.set(buffer);
     }
 
-    /// The epilogue as part of a norm, if it is that simple.
+    /// The epilogue as part of a norm, if it is that simple. What has to be widened for it goes to `columns`.
     ///
     /// # Safety
     /// The memory of the epilogue's inputs must be readable as long as the result lives.
-    unsafe fn finish<'a, T: Number>(&self, bound: &Stages, width: usize) -> Finish<'a, T> {
+    unsafe fn finish<'a, T: Number>(
+        &self,
+        bound: &Stages,
+        width: usize,
+        columns: &'a mut [Vec<T>; 2],
+    ) -> Finish<'a, T> {
         let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
         let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
             return Finish::Nothing;
         };
-        // The epilogue's first input is the result of the norm.
-        let row = |input: usize| {
-            let data = bound.join[input - 1].only_row(width)?;
-            // SAFETY: as promised by the caller; all inputs of such an epilogue have the type that is computed in.
-            Some(unsafe { std::slice::from_raw_parts(data.cast(), width) })
+        let [first, second] = columns;
+        let row = |input: usize, column: &'a mut Vec<T>| {
+            // The epilogue's first input is the result of the norm.
+            let access = &bound.join[input - 1];
+            if !access.is_one_row(width) {
+                return None;
+            }
+            let data = access.direct(0, width).unwrap_or_else(|| {
+                column.resize(width, T::from_f64(0.0));
+                // SAFETY: as promised by the caller; there is room for a row.
+                unsafe { access.load(0, width, column.as_mut_ptr().cast()) };
+                column.as_mut_ptr().cast()
+            });
+            // SAFETY: a row as promised by the caller, of the type that is computed in, or the one just written.
+            Some(unsafe { std::slice::from_raw_parts(data.cast_const().cast(), width) })
         };
-        match (row(affine.scale), affine.shift.map(row)) {
+        match (row(affine.scale, first), affine.shift.map(|shift| row(shift, second))) {
             (Some(scale), None) => Finish::Scale(scale),
             (Some(scale), Some(Some(shift))) => Finish::ScaleShift(scale, shift),
             _ => Finish::Nothing,

@@ -56,6 +56,30 @@ pub struct Operands {
     pub workspace: u64,
 }
 
+impl Operands {
+    /// Refuses what would fault on the device, which would be useless for the rest of the process.
+    fn check(&self, problem: &Problem, workspace: usize) -> Result<()> {
+        let needed = [
+            (self.left, true, problem.alignment),
+            (self.right, true, problem.alignment),
+            (self.out, true, problem.alignment),
+            (self.residual, problem.residual.is_some(), problem.alignment),
+            (self.bias, problem.bias_len() > 0, problem.output.size() as u32),
+            (self.aux, problem.epilogue.has_aux(), 16),
+            (self.workspace, workspace > 0, 256),
+        ];
+        let fits = |(address, needed, alignment): &(u64, bool, u32)| {
+            !needed || *address != 0 && address.is_multiple_of(u64::from(*alignment))
+        };
+        if needed.iter().all(fits) {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "{problem}: {self:x?} lacks something or is not aligned"
+        )))
+    }
+}
+
 /// A product that is ready to run.
 #[derive(Debug)]
 pub struct Gemm {
@@ -105,6 +129,7 @@ impl Gemm {
     /// # Safety
     /// All operands of the problem must be given, have its sizes and alignment, and live until it is done.
     pub unsafe fn launch(&self, stream: Stream, operands: &Operands) -> Result<()> {
+        operands.check(&self.problem, self.workspace)?;
         let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
         described.point(operands)?;
         let run = Run {

@@ -18,8 +18,8 @@ pub struct Kernel {
     pub blocks: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
-    /// How many addresses it takes.
-    pub addresses: usize,
+    /// What must divide each address that it takes.
+    pub alignments: Vec<usize>,
     /// The numbers that follow them.
     pub numbers: Vec<u64>,
 }
@@ -31,7 +31,7 @@ impl Kernel {
             function: module(device, &self.name, &self.source)?.function(&self.name)?,
             blocks: self.blocks,
             threads: self.threads,
-            addresses: self.addresses,
+            alignments: self.alignments.clone(),
             numbers: self.numbers.clone(),
         })
     }
@@ -43,7 +43,7 @@ pub struct Loaded {
     function: Function,
     blocks: [u32; 3],
     threads: u32,
-    addresses: usize,
+    alignments: Vec<usize>,
     numbers: Vec<u64>,
 }
 
@@ -53,9 +53,13 @@ impl Loaded {
     /// # Safety
     /// The addresses must be those of the operands that the kernel was made for, in order, and live until it is done.
     pub unsafe fn launch(&self, stream: Stream, addresses: &[u64]) -> Result<()> {
-        if addresses.len() != self.addresses {
-            let message = format!("a kernel of {} operands, given {}", self.addresses, addresses.len());
-            return Err(Error::unsupported(message));
+        // A fault on the device would make it useless for the rest of the process.
+        let fits = |(address, alignment): (&u64, &usize)| address.is_multiple_of(*alignment as u64) && *address != 0;
+        if addresses.len() != self.alignments.len() || !addresses.iter().zip(&self.alignments).all(fits) {
+            return Err(Error::unsupported(format!(
+                "a kernel whose operands are multiples of {:?}, given {addresses:x?}",
+                self.alignments
+            )));
         }
         if self.blocks.contains(&0) {
             return Ok(());

@@ -11,6 +11,7 @@
 //! | [`kernel`] | a generated kernel on a device, ready to launch |
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
+//! | [`plan`] | plans: steps over device memory |
 //! | [`replay`] | launches recorded once for each set of addresses |
 
 pub mod codegen;
@@ -20,6 +21,7 @@ pub mod gemm;
 pub mod kernel;
 pub mod loading;
 pub mod nvrtc;
+pub mod plan;
 pub mod replay;
 mod sys;
 

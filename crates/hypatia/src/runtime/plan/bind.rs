@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use half::bf16;
 
-use super::{LinearStep, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice};
+use super::{
+    LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice,
+};
 use crate::error::Result;
 use crate::runtime::arena::{Arenas, Life, place};
 use crate::runtime::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
@@ -25,6 +27,9 @@ impl Plan {
         calls: Vec<Box<dyn Call>>,
         setting: Setting<'_>,
     ) -> Result<Runnable> {
+        if self.machine != Machine::Cpu {
+            return Err(broken("made for another machine"));
+        }
         if constants.len() != self.constants.len() || calls.len() != self.calls() {
             return Err(broken(format!(
                 "{} constants and {} calls instead of {} and {}",
@@ -61,10 +66,7 @@ impl Plan {
                 Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }
-        let (mut places, bytes) = self.places()?;
-        for (at, id) in self.constants.iter().enumerate() {
-            places[*id] = Place::Constant(at);
-        }
+        let (places, bytes) = self.places()?;
         Ok(Runnable {
             places,
             weights,
@@ -125,10 +127,13 @@ impl Plan {
     }
 
     /// Where each value is, and the bytes of the values in between.
-    fn places(&self) -> Result<(Vec<Place>, usize)> {
+    pub(in crate::runtime) fn places(&self) -> Result<(Vec<Place>, usize)> {
         let mut places = vec![Place::Nowhere; self.values.len()];
         for (i, id) in self.inputs.iter().enumerate() {
             places[*id] = Place::Input(i);
+        }
+        for (i, id) in self.constants.iter().enumerate() {
+            places[*id] = Place::Constant(i);
         }
         for (i, id) in self.outputs.iter().enumerate() {
             if places[*id] != Place::Nowhere {
@@ -138,7 +143,8 @@ impl Plan {
         }
         let mut last_read = vec![0; self.values.len()];
         for (at, step) in self.steps.iter().enumerate() {
-            step.reads().into_iter().for_each(|id| last_read[id] = at);
+            let read = step.reads().into_iter().chain(step.weights());
+            read.for_each(|id| last_read[id] = at);
         }
         let mut inner = vec![];
         let mut lives = vec![];

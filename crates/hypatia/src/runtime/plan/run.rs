@@ -135,6 +135,7 @@ impl Runnable {
                 dtype,
                 shape: &operand.shape,
                 strides: &operand.strides,
+                gpu: None,
             });
         }
         let dense: Vec<Vec<isize>> = (t.writes.iter())
@@ -148,6 +149,7 @@ impl Runnable {
                 dtype: value.dtype,
                 shape: &value.shape,
                 strides,
+                gpu: None,
             });
         }
         let call = (self.calls.get(t.call)).ok_or_else(|| broken(format!("there is no call {}", t.call)))?;

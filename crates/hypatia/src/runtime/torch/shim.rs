@@ -35,6 +35,7 @@ pub struct Shim {
     new_item: NewItem,
     message: Option<unsafe extern "C" fn() -> *const c_char>,
     cpu: i32,
+    cuda: i32,
     dtypes: [i32; 10],
 }
 
@@ -108,6 +109,7 @@ impl Shim {
                 new_item,
                 message: find(library, "torch_exception_get_what_without_backtrace").ok(),
                 cpu: number("aoti_torch_device_type_cpu".into())?,
+                cuda: number("aoti_torch_device_type_cuda".into())?,
                 dtypes,
             })
         }
@@ -145,8 +147,8 @@ impl Shim {
                 strides.as_ptr(),
                 0,
                 self.dtype(t.dtype)?,
-                self.cpu,
-                0,
+                if t.gpu.is_some() { self.cuda } else { self.cpu },
+                t.gpu.unwrap_or(0) as i32,
                 &mut handle,
             )
         };

@@ -20,7 +20,7 @@ pub struct Call<'a, F: Format> {
 }
 
 impl<F: Format> Call<'_, F> {
-    fn row(&self, row: usize) -> &[F::Value] {
+    pub fn row(&self, row: usize) -> &[F::Value] {
         &self.x.data[row * self.x.stride..][..self.weights.k]
     }
 
@@ -89,14 +89,18 @@ impl<F: Format> Call<'_, F> {
                 blocks * 2 * SIDE,
             ),
         };
+        let mut odd = vec![];
         with_scratch(width * height + packed, |scratch| {
             let (sums, x) = scratch.split_at_mut(width * height);
-            let mut odd = vec![];
             for row in rows.clone().step_by(SIDE) {
                 let height = SIDE.min(rows.end - row);
                 // SAFETY: the scratch holds the tiles of all rows; tiles come with AVX-512.
                 let special = unsafe { self.pack_rows(row, height, row - rows.start, x.as_mut_ptr().cast()) };
                 odd.extend((0..height).filter(|r| special >> r & 1 == 1).map(|r| row + r));
+            }
+            if 2 * odd.len() > rows.len() {
+                odd = rows.collect();
+                return;
             }
             let x = x.as_ptr().cast();
             let depth = steps.div_ceil(passes).max(1);
@@ -104,7 +108,6 @@ impl<F: Format> Call<'_, F> {
                 call: self,
                 rows,
                 end: columns.end,
-                odd,
                 x,
                 sums,
                 width,
@@ -121,6 +124,10 @@ impl<F: Format> Call<'_, F> {
             // SAFETY: the caller's obligation.
             unsafe { tiles::configured(&mut groups) };
         });
+        if !odd.is_empty() {
+            // SAFETY: the caller's obligation.
+            unsafe { self.mend(&odd, columns) };
+        }
     }
 
     /// Packs up to 16 rows into their tiles, in the order of the tiles: writes cost more than reads. Answers which
@@ -149,34 +156,6 @@ impl<F: Format> Call<'_, F> {
         }
         special
     }
-
-    /// Sums of a row with values that pieces cannot stand for, in fp32.
-    #[cold]
-    fn mend(&self, row: usize, columns: Range<usize>, sums: &mut [f32]) {
-        let weights = self.weights;
-        let terms = weights.steps() * STEP;
-        with_scratch(terms + GROUP, |scratch| {
-            let (x, group) = scratch.split_at_mut(terms);
-            let from = self.row(row);
-            lanes::dispatch(wide::Widen { from, to: x });
-            for (column, sums) in columns
-                .clone()
-                .step_by(GROUP)
-                .zip(sums[..columns.len()].chunks_mut(GROUP))
-            {
-                lanes::dispatch(wide::Multiply::<F> {
-                    format: PhantomData,
-                    x,
-                    w: &weights.data[column / SIDE * weights.panel()..],
-                    sums: group,
-                    rows: 1,
-                    panels: sums.len().div_ceil(SIDE),
-                    steps: weights.steps(),
-                });
-                sums.copy_from_slice(&group[..sums.len()]);
-            }
-        });
-    }
 }
 
 /// A part whose activations are packed.
@@ -186,8 +165,6 @@ struct Part<'a, 'b, F: Format> {
     rows: Range<usize>,
     /// The end of its columns.
     end: usize,
-    /// Rows with values that pieces cannot stand for.
-    odd: Vec<usize>,
     x: *const u16,
     sums: &'a mut [f32],
     /// From row to row of the sums.
@@ -300,10 +277,6 @@ impl<F: Format> Part<'_, '_, F> {
     /// As for [`Part::group`].
     unsafe fn finish(&mut self, rows: Range<usize>, columns: Range<usize>, at: usize) {
         let sums = &mut self.sums[at..];
-        for &odd in self.odd.iter().filter(|odd| rows.contains(odd)) {
-            let sums = &mut sums[(odd - rows.start) * self.width..];
-            self.call.mend(odd, columns.clone(), sums);
-        }
         let block = StoreBlock {
             row: rows.start,
             rows: rows.len(),

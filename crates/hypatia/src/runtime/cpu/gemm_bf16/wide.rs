@@ -76,22 +76,8 @@ impl<F: Format> Multiply<'_, F> {
         let mut sums = [[[[0f32; SIDE]; CHAINS]; P]; R];
         for (step, pair) in (0..self.steps).flat_map(|step| (0..PAIRS).map(move |pair| (step, pair))) {
             for p in 0..P {
-                let (mut even, mut odd) = ([0f32; SIDE], [0f32; SIDE]);
-                // From the smallest piece on: their sum is exact.
-                for piece in (0..F::PIECES).rev() {
-                    let tile = ((p * self.steps + step) * F::PIECES + piece) * TILE;
-                    // SAFETY: `run` has checked that there are as many rows, panels and steps.
-                    let weights = unsafe { &*self.w.as_ptr().add(tile + pair * 2 * SIDE).cast::<[u32; SIDE]>() };
-                    for lane in 0..SIDE {
-                        let (low, high) = (
-                            bf16_to_f32(weights[lane] as u16),
-                            f32::from_bits(weights[lane] & !0xffff),
-                        );
-                        let first = piece + 1 == F::PIECES;
-                        even[lane] = if first { low } else { even[lane] + low };
-                        odd[lane] = if first { high } else { odd[lane] + high };
-                    }
-                }
+                // SAFETY: `run` has checked that there are as many rows, panels and steps.
+                let (even, odd) = unsafe { pair_of::<F>(self.w, p * self.steps + step, pair) };
                 for (r, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: as above.
                     let (a, b) = unsafe {
@@ -118,5 +104,66 @@ impl<F: Format> Multiply<'_, F> {
 fn add<const FMA: bool>(sums: &mut [f32; SIDE], x: f32, weights: &[f32; SIDE]) {
     for (sum, w) in sums.iter_mut().zip(weights) {
         *sum = if FMA { x.mul_add(*w, *sum) } else { *sum + x * w };
+    }
+}
+
+/// The weights of a pair of terms for 16 columns.
+///
+/// # Safety
+/// There are as many steps, counted over all panels.
+#[inline(always)]
+unsafe fn pair_of<F: Format>(w: &[u16], step: usize, pair: usize) -> ([f32; SIDE], [f32; SIDE]) {
+    let (mut even, mut odd) = ([0f32; SIDE], [0f32; SIDE]);
+    // From the smallest piece on: their sum is exact.
+    for piece in (0..F::PIECES).rev() {
+        let at = (step * F::PIECES + piece) * TILE + pair * 2 * SIDE;
+        // SAFETY: the caller's obligation.
+        let weights = unsafe { &*w.as_ptr().add(at).cast::<[u32; SIDE]>() };
+        for lane in 0..SIDE {
+            let (low, high) = (
+                bf16_to_f32(weights[lane] as u16),
+                f32::from_bits(weights[lane] & !0xffff),
+            );
+            let first = piece + 1 == F::PIECES;
+            even[lane] = if first { low } else { even[lane] + low };
+            odd[lane] = if first { high } else { odd[lane] + high };
+        }
+    }
+    (even, odd)
+}
+
+/// Writes the weights of some panels in fp32, term after term.
+pub struct Unpack<'a, F> {
+    pub format: PhantomData<F>,
+    /// Panels of `steps` steps.
+    pub w: &'a [u16],
+    pub panels: usize,
+    pub steps: usize,
+    /// Terms of all panels.
+    pub to: &'a mut [f32],
+}
+
+impl<F: Format> Kernel for Unpack<'_, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        assert!(self.w.len() >= self.panels * self.steps * F::PIECES * TILE);
+        let width = self.panels * SIDE;
+        for (step, to) in self.to.chunks_mut(STEP * width).enumerate() {
+            for (panel, pair) in (0..self.panels).flat_map(|panel| (0..PAIRS).map(move |pair| (panel, pair))) {
+                // SAFETY: checked above.
+                let (even, odd) = unsafe { pair_of::<F>(self.w, panel * self.steps + step, pair) };
+                let term = pair * F::PAIR.0;
+                for (term, weights) in [(term, even), (term + F::PAIR.1, odd)] {
+                    // The last step may have fewer terms.
+                    if let Some(to) = to
+                        .get_mut(term * width + panel * SIDE..)
+                        .and_then(|to| to.get_mut(..SIDE))
+                    {
+                        to.copy_from_slice(&weights);
+                    }
+                }
+            }
+        }
     }
 }

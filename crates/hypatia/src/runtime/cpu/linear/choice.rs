@@ -18,8 +18,9 @@ const COLUMNS: usize = 256;
 /// A later candidate must be faster by this factor to be chosen, and one that holds no copy may be slower by it:
 /// differences below it are noise.
 const MARGIN: f64 = 1.04;
-/// Turns after which the fastest calls are known well enough.
+/// Turns after which the fastest calls are known well enough: all of them, or some that took long.
 const TURNS: usize = 12;
+const SOME: (usize, Duration) = (4, Duration::from_millis(6));
 
 /// A linear layer whose kind is to be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,8 @@ fn measure<T: LinearElement>(
     let begin = Instant::now();
     let (m, n, k) = (problem.m, problem.columns(), problem.k);
     let (x, w, bias) = (numbers::<T>(m * k), numbers::<T>(n * k), numbers::<T>(n));
-    let (mut y, residual) = (numbers::<T>(m * n), numbers::<T>(m * n));
+    let mut y = vec![T::narrow(0.0); m * n];
+    let residual = numbers::<T>(if problem.residual { m * n } else { 0 });
     let epilogue = Epilogue {
         bias: Some(&bias[..]),
         activation: problem.activation,
@@ -138,18 +140,19 @@ fn measure<T: LinearElement>(
         }
     }
     let mut times = vec![f64::INFINITY; layers.len()];
-    for turn in 0..TURNS {
+    let packed = Instant::now();
+    for turn in 1..=TURNS {
         for (layer, least) in layers.iter().zip(&mut times) {
             let start = Instant::now();
             let y = RowsMut::dense(&mut y[..], n);
             layer.run(problem.threads, Rows::dense(&x, k), m, y, &epilogue).ok()?;
             *least = least.min(start.elapsed().as_secs_f64() * 1e6);
         }
-        // The first turn warms up.
-        if begin.elapsed() > limit {
-            if turn == 0 {
-                return None;
-            }
+        // One turn only warms up.
+        if begin.elapsed() > limit && turn == 1 {
+            return None;
+        }
+        if begin.elapsed() > limit || turn >= SOME.0 && packed.elapsed() > SOME.1 {
             break;
         }
     }

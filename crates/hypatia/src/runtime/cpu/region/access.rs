@@ -170,10 +170,9 @@ impl Access {
         Some(self.data.wrapping_offset(offset * self.dtype.size() as isize))
     }
 
-    /// The one row that all rows are, if it can be used without a copy.
-    pub(crate) fn only_row(&self, width: usize) -> Option<*const u8> {
-        let whole = self.repeats && self.dims.last() == Some(&(width, 1));
-        self.direct(0, width).filter(|_| whole).map(<*mut u8>::cast_const)
+    /// Whether all rows are one row of this width, without gaps.
+    pub(crate) fn is_one_row(&self, width: usize) -> bool {
+        self.repeats && self.dims.last() == Some(&(width, 1))
     }
 
     /// The offset of a row, which is a run along the last dimension.

@@ -84,7 +84,7 @@ impl Program {
             for &arg in &instruction.args {
                 program.load(arg, &mut loaded);
             }
-            program.instruction(value, instruction, types, rounding);
+            program.instruction(value, instruction, types, outputs, rounding);
             slow[value] = instruction.args.len() == 1 && transcendental(instruction.op) > 0.3;
         }
         for &output in outputs {
@@ -115,7 +115,14 @@ impl Program {
         }
     }
 
-    fn instruction(&mut self, value: usize, instruction: &Instruction, types: &[DType], rounding: Rounding) {
+    fn instruction(
+        &mut self,
+        value: usize,
+        instruction: &Instruction,
+        types: &[DType],
+        outputs: &[usize],
+        rounding: Rounding,
+    ) {
         let (op, dtype) = (instruction.op, types[value]);
         let args: Vec<usize> = instruction.args.iter().map(|&a| self.same[a]).collect();
         let from = instruction.args.first().map(|&a| types[a]);
@@ -178,7 +185,10 @@ impl Program {
             _ => {}
         }
         let explicit = matches!(op, Op::Cast(_)) || !dtype.is_float();
+        // What is only stored is rounded by that.
+        let stored = self.uses[value] == 1 && outputs.contains(&value);
         if !exact
+            && !stored
             && (explicit || rounding == Rounding::EveryOp)
             && let Some(run) = round(dtype)
         {

@@ -231,6 +231,46 @@ fn memory_may_be_written_in_place() {
 }
 
 #[test]
+fn one_loop_from_memory_to_memory() {
+    // Long tiles, their ends, strides in between, and in place.
+    for n in [15 * TILE, 16 * TILE + 16, 33 * TILE + 5] {
+        let x: Vec<f32> = (0..n).map(|i| (i % 1013) as f32 * 0.01 - 5.0).collect();
+        let expected: Vec<f32> = x.iter().map(|v| v * v).collect();
+        let region = Region::new(&[DType::F32], vec![one(Op::Square)], &[1], Rounding::EveryOp).unwrap();
+        assert_eq!(dense(&region, &[&x], 0f32), expected);
+        let mut gaps = vec![0f32; 2 * n];
+        let output = &mut [ViewMut::new(&mut gaps, &[2])];
+        region.run(2, &[n], &[View::new(&x, &[1])], output).unwrap();
+        assert!(gaps.iter().step_by(2).eq(&expected));
+        let mut same = x.clone();
+        let data: *mut u8 = same.as_mut_ptr().cast();
+        // SAFETY: the whole of a live vector, with the same strides.
+        let (input, output) = unsafe {
+            (
+                View::from_raw(data, DType::F32, &[1]),
+                ViewMut::from_raw(data, DType::F32, &[1]),
+            )
+        };
+        region.run(2, &[n], &[input], &mut [output]).unwrap();
+        assert_eq!(same, expected);
+    }
+}
+
+#[test]
+fn a_rounded_value_that_is_stored_and_used() {
+    // The sum is an output, and what is subtracted from is its rounded value.
+    let code = vec![Instruction::new(Op::Add, [0, 1]), Instruction::new(Op::Sub, [2, 0])];
+    let region = Region::new(&[DType::BF16; 2], code, &[2, 3], Rounding::EveryOp).unwrap();
+    let (x, y) = ([bf16::from_f32(256.0)], [bf16::from_f32(0.5)]);
+    let (mut sum, mut difference) = ([bf16::ZERO], [bf16::ONE]);
+    let outputs = &mut [ViewMut::new(&mut sum, &[1]), ViewMut::new(&mut difference, &[1])];
+    region
+        .run(1, &[1], &[View::new(&x, &[1]), View::new(&y, &[1])], outputs)
+        .unwrap();
+    assert_eq!((sum[0].to_f32(), difference[0].to_f32()), (256.0, 0.0));
+}
+
+#[test]
 fn mistakes_are_refused() {
     let new = |op, args: &[usize]| {
         Region::new(

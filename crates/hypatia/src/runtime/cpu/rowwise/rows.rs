@@ -150,17 +150,20 @@ fn moments<T: Number>(x: &[T], ahead: &mut Ahead) -> (f64, f64) {
     // Sums of what is left of a mean are exact enough where it is within the spread. The first elements mostly know one.
     let first = &x[..x.len().min(LANES)];
     let mut rough = T::from_f64(sums(first, &mut Ahead::new(), |v| [v])[0] / first.len() as f64);
-    loop {
+    let mut result = (0.0, 0.0);
+    for _ in 0..3 {
         let [left, squares] = sums(x, ahead, |v| [v - rough, square(v - rough)]);
         let left = left / n;
-        let variance = (squares / n - left * left).max(0.0);
-        let mean = rough.to_f64() + left;
-        let better = T::from_f64(mean);
-        if left * left <= variance || better == rough || mean.nan() {
-            return (mean, variance);
+        result = (rough.to_f64() + left, (squares / n - left * left).max(0.0));
+        let better = T::from_f64(result.0);
+        // Never true of NaN.
+        let too_far = left * left > result.1;
+        if !too_far || better == rough {
+            break;
         }
         rough = better;
     }
+    result
 }
 
 #[inline(always)]

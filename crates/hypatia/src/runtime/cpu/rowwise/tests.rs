@@ -166,6 +166,140 @@ fn residual_norm_and_scale() {
     }
 }
 
+/// A norm with factors and summands for each column, in a dtype.
+fn affine_norm(dtype: DType) -> Rowwise {
+    let widen = |i| Instruction::new(Op::Cast(DType::F32), [i]);
+    let code = vec![
+        widen(1),
+        Instruction::new(Op::Mul, [0, 3]),
+        widen(2),
+        Instruction::new(Op::Add, [4, 5]),
+        Instruction::new(Op::Cast(dtype), [6]),
+    ];
+    let epilogue = Region::new(&[DType::F32, dtype, dtype], code, &[7], Rounding::AtStores);
+    Rowwise::new(RowOp::LayerNorm { eps: 1e-5 }, dtype)
+        .and_then(|n| n.with_epilogue(epilogue?))
+        .unwrap()
+}
+
+#[test]
+fn scale_and_shift_of_any_layout() {
+    let (rows, width) = (5, 130);
+    let (x, w, b) = (
+        numbers(rows * width, 0.0),
+        numbers(rows * width, 1.0),
+        numbers(2 * width, 0.0),
+    );
+    let norm = affine_norm(DType::F32);
+    let dense = [width as isize, 1];
+    // One row for all; every second element; a row each; one number for all.
+    for (scale, shift) in [
+        ([0isize, 1], [0isize, 1]),
+        ([0, 1], [0, 2]),
+        (dense, [0, 1]),
+        ([0, 0], [0, 1]),
+    ] {
+        let mut y = vec![0f32; rows * width];
+        let inputs = [View::new(&x, &dense), View::new(&w, &scale), View::new(&b, &shift)];
+        norm.run(1, &[rows, width], 1, &inputs, &mut [ViewMut::new(&mut y, &dense)])
+            .unwrap();
+        for row in 0..rows {
+            let values: Vec<f64> = (0..width).map(|i| f64::from(x[row * width + i])).collect();
+            let normed = plain(RowOp::LayerNorm { eps: 1e-5 }, &values, |v| v);
+            let at = |strides: [isize; 2], i: usize| (row as isize * strides[0] + i as isize * strides[1]) as usize;
+            let exact: Vec<f64> = (0..width)
+                .map(|i| normed[i] * f64::from(w[at(scale, i)]) + f64::from(b[at(shift, i)]))
+                .collect();
+            assert!(worst(&y[row * width..(row + 1) * width], &exact) < 4e-6);
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_scale_and_shift_before_they_round() {
+    let (rows, width) = (3, 200);
+    let narrow = |v: Vec<f32>| v.into_iter().map(bf16::from_f32).collect::<Vec<_>>();
+    let (x, w, b) = (
+        narrow(numbers(rows * width, 0.0)),
+        narrow(numbers(width, 1.0)),
+        narrow(numbers(width, 0.0)),
+    );
+    let dense = [width as isize, 1];
+    let mut y = vec![bf16::ZERO; rows * width];
+    let inputs = [View::new(&x, &dense), View::new(&w, &[0, 1]), View::new(&b, &[0, 1])];
+    affine_norm(DType::BF16)
+        .run(1, &[rows, width], 1, &inputs, &mut [ViewMut::new(&mut y, &dense)])
+        .unwrap();
+    for row in 0..rows {
+        let at = row * width..(row + 1) * width;
+        let values: Vec<f64> = x[at.clone()].iter().map(|v| v.to_f64()).collect();
+        let normed = plain(RowOp::LayerNorm { eps: 1e-5 }, &values, |v| v);
+        for (i, got) in y[at].iter().enumerate() {
+            let want = normed[i] * w[i].to_f64() + b[i].to_f64();
+            assert!(
+                (got.to_f64() - want).abs() <= want.abs() * 0.00391 + 1e-5,
+                "{got} {want}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_norm_may_replace_its_rows() {
+    let (rows, width) = (9, 300);
+    let mut x = numbers(rows * width, 0.0);
+    let (w, b) = (numbers(width, 1.0), numbers(width, 0.0));
+    let dense = [width as isize, 1];
+    let norm = affine_norm(DType::F32);
+    let mut expected = vec![0f32; rows * width];
+    let inputs = [View::new(&x, &dense), View::new(&w, &[0, 1]), View::new(&b, &[0, 1])];
+    norm.run(
+        2,
+        &[rows, width],
+        1,
+        &inputs,
+        &mut [ViewMut::new(&mut expected, &dense)],
+    )
+    .unwrap();
+    let data: *mut u8 = x.as_mut_ptr().cast();
+    // SAFETY: the whole of a live vector, with the same strides.
+    let (input, output) = unsafe {
+        (
+            View::from_raw(data, DType::F32, &dense),
+            ViewMut::from_raw(data, DType::F32, &dense),
+        )
+    };
+    let inputs = [input, View::new(&w, &[0, 1]), View::new(&b, &[0, 1])];
+    norm.run(2, &[rows, width], 1, &inputs, &mut [output]).unwrap();
+    assert_eq!(x, expected);
+}
+
+#[test]
+fn a_norm_of_rows_that_begin_unlike_they_go_on() {
+    // The first elements say nothing about the mean, or there is no spread at all.
+    for (begin, rest) in [(0.0, 1e4f32), (1e6, 0.0), (-3e3, 3e3)] {
+        let mut x = numbers(1000, rest);
+        x[..64].fill(begin);
+        for x in [x, vec![begin + 0.1; 777]] {
+            let mut y = vec![0f32; x.len()];
+            Rowwise::new(RowOp::LayerNorm { eps: 1e-5 }, DType::F32)
+                .unwrap()
+                .run(
+                    1,
+                    &[x.len()],
+                    1,
+                    &[View::new(&x, &[1])],
+                    &mut [ViewMut::new(&mut y, &[1])],
+                )
+                .unwrap();
+            let values: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            let exact = plain(RowOp::LayerNorm { eps: 1e-5 }, &values, |v| v);
+            let scale = exact.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            assert!(worst(&y, &exact) <= 3e-7 * scale + 1e-9, "{begin} {rest}");
+        }
+    }
+}
+
 #[test]
 fn sixteen_bits_round_once() {
     let x: Vec<bf16> = numbers(4 * 100, 0.0).iter().map(|v| bf16::from_f32(*v)).collect();

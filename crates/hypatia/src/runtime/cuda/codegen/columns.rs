@@ -145,7 +145,10 @@ for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
         name,
         blocks: [wide, u32::from(tall), 1],
         threads,
-        addresses: operands.len() + 1,
+        alignments: (inputs.iter().map(|o| o.alignment))
+            .chain([sum_type.size()])
+            .chain(outputs.iter().map(|o| o.alignment))
+            .collect(),
         numbers: vec![count as u64],
     };
     Ok(Columns {
@@ -180,7 +183,7 @@ y0[c] = {};
         name,
         blocks: super::space::blocks(columns, 256)?,
         threads: 256,
-        addresses: 2,
+        alignments: vec![sum_type.size(), out.size()],
         numbers: vec![columns as u64, chunks as u64],
     })
 }

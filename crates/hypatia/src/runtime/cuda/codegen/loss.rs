@@ -57,7 +57,7 @@ pub fn cross_entropy(logits: &Operand, shape: [usize; 2], ignored: i64, mean: Op
         name,
         blocks: blocks(count, plan.rows)?,
         threads: plan.block(),
-        addresses: 4,
+        alignments: vec![logits.alignment, 8, wide.size(), wide.size()],
         numbers: vec![count as u64],
     };
     let finish = mean.map(|mean| finish(dtype, wide, count, ignored, mean));
@@ -98,7 +98,7 @@ if (threadIdx.x == 0) y0[0] = {};
         name,
         blocks: [1, 1, 1],
         threads: 1024,
-        addresses: 3,
+        alignments: vec![wide.size(), 8, dtype.size()],
         numbers: vec![count as u64],
     }
 }

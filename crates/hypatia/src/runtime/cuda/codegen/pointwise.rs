@@ -5,8 +5,8 @@ use super::pack::{Shell, Slot, all, each};
 use super::space::{Space, blocks, index_type, pack_width};
 use super::{Operand, expect, parameters};
 use crate::runtime::cpu::region::Region;
-use crate::runtime::cuda::Result;
 use crate::runtime::cuda::kernel::Kernel;
+use crate::runtime::cuda::{Error, Result};
 
 const THREADS: u32 = 256;
 
@@ -15,12 +15,15 @@ const THREADS: u32 = 256;
 pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: &[Operand]) -> Result<Kernel> {
     expect("inputs", region.inputs(), shape, inputs)?;
     expect("outputs", region.outputs(), shape, outputs)?;
+    if outputs.is_empty() {
+        return Err(Error::unsupported("a pointwise kernel without results"));
+    }
     let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
     let strides: Vec<_> = operands.iter().map(|o| o.strides.clone()).collect();
     // Without elements nothing is launched, but the text must still be right.
     let empty = shape.contains(&0);
     let sizes: Vec<usize> = shape.iter().map(|n| (*n).max(1)).collect();
-    let space = Space::ordered_by(&sizes, &strides, inputs.len().min(operands.len() - 1));
+    let space = Space::ordered_by(&sizes, &strides, inputs.len());
     let width = pack_width(None, &space, &operands);
     let slot = |i: usize| {
         let (letter, n) = if i < inputs.len() {
@@ -75,7 +78,7 @@ pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: 
         name,
         blocks: blocks(packs, THREADS as usize)?,
         threads: THREADS,
-        addresses: operands.len(),
+        alignments: operands.iter().map(|o| o.alignment).collect(),
         numbers: vec![packs as u64],
     })
 }

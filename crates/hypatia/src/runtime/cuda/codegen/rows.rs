@@ -42,7 +42,7 @@ pub fn rows(
         name,
         blocks: blocks(count, stages.plan.rows)?,
         threads: stages.plan.block(),
-        addresses: inputs.len() + outputs.len(),
+        alignments: stages.operands.iter().map(|o| o.alignment).collect(),
         numbers: vec![count as u64],
     })
 }

@@ -112,7 +112,7 @@ auto* to = y0 + row * {long} + c;
             name,
             blocks: blocks(packs, 256)?,
             threads: 256,
-            addresses: 2,
+            alignments: vec![16, 16],
             numbers: vec![packs as u64],
         })
     }

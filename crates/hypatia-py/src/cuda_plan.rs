@@ -1,0 +1,185 @@
+//! Native plans on a GPU for Python.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use hypatia::runtime::cuda;
+use hypatia::runtime::cuda::driver::Device;
+use hypatia::runtime::cuda::gemm::Budget;
+use hypatia::runtime::cuda::plan::{Bound as Runnable, Setting};
+use hypatia::ty::DType;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::plan::{Expected, NativePlan, Watched, call, given};
+use crate::tensor::Exchange;
+use crate::{failed, tuning};
+
+/// Streams for which memory is kept.
+const STREAMS: usize = 8;
+
+/// A plan with its constants, on a GPU.
+#[pyclass(frozen, module = "hypatia._native")]
+pub struct BoundCudaPlan {
+    runnable: Runnable,
+    gpu: u32,
+    inputs: Vec<Expected>,
+    outputs: Vec<Expected>,
+    watched: Vec<Watched>,
+    exchange: Exchange,
+    /// Memory of the values in between, from torch's allocator, by stream.
+    arenas: Mutex<HashMap<usize, (Py<PyAny>, u64)>>,
+    _kept: Py<PyList>,
+}
+
+#[pymethods]
+impl BoundCudaPlan {
+    /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`.
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        plan: &NativePlan,
+        constants: &Bound<'_, PyList>,
+        watched: &Bound<'_, PyList>,
+        calls: &Bound<'_, PyList>,
+        libtorch: PathBuf,
+        gpu: u32,
+        stream: usize,
+        tf32: bool,
+    ) -> PyResult<BoundCudaPlan> {
+        let exchange = Exchange::get(py)?;
+        let memories = plan.constant_memories(constants, exchange, Some(gpu))?;
+        let addresses: Vec<u64> = memories.iter().map(|m| m.0 as u64).collect();
+        let calls = (calls.iter())
+            .map(|c| call(&c, exchange, &libtorch))
+            .collect::<PyResult<_>>()?;
+        let database = tuning::database();
+        let mut scratch = vec![];
+        let mut memory = |bytes: usize| {
+            let fresh = exchange.allocate(DType::U8, &[bytes as i64], Some(gpu));
+            let fresh = fresh.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
+            let address = fresh.data() as u64;
+            scratch.push(fresh);
+            Ok(address)
+        };
+        let device = Device::get(gpu).map_err(failed)?;
+        let setting = Setting {
+            stream: device.stream(stream),
+            database: &database,
+            budget: Budget::default(),
+            tf32,
+            memory: &mut memory,
+        };
+        // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
+        let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
+        database.save();
+        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&plan.plan().values[*i])).collect();
+        Ok(BoundCudaPlan {
+            inputs: expected(&plan.plan().inputs),
+            outputs: expected(&plan.plan().outputs),
+            runnable,
+            gpu,
+            watched,
+            exchange,
+            arenas: Mutex::new(HashMap::new()),
+            _kept: constants.clone().unbind(),
+        })
+    }
+
+    /// Whether the watched tensors are as they were.
+    fn current(&self, py: Python<'_>) -> PyResult<bool> {
+        for watched in &self.watched {
+            if !watched.holds(py)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs the plan on a stream; none if an input is not what the plan was made for, or if a watched tensor changed.
+    #[pyo3(signature = (stream, *inputs))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: usize,
+        inputs: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        if inputs.len() != self.inputs.len() || !self.current(py)? {
+            return Ok(None);
+        }
+        let Some(given) = given(inputs, &self.inputs, self.exchange, Some(self.gpu))? else {
+            return Ok(None);
+        };
+        let given: Vec<u64> = given.iter().map(|m| m.0 as u64).collect();
+        if given.iter().any(|a| a % 16 != 0) {
+            return Ok(None);
+        }
+        let device = Device::get(self.gpu).map_err(failed)?;
+        let on = device.stream(stream);
+        let mut fresh = Vec::with_capacity(self.outputs.len());
+        for expected in &self.outputs {
+            fresh.push(
+                self.exchange
+                    .allocate(expected.dtype, &expected.shape, Some(self.gpu))?,
+            );
+        }
+        let results: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
+        // The arena stays alive in `_arena`, or with the plan.
+        let (arena, _arena) = self.arena(py, stream, on.is_capturing().map_err(failed)?)?;
+        // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
+        // knows on which stream it is used.
+        crate::guarded(py, || {
+            unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
+        })?;
+        let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
+        PyTuple::new(py, objects).map(Some)
+    }
+
+    /// Bytes of the values in between, and of packed constants, of which there are none.
+    fn bytes(&self) -> (usize, usize) {
+        (self.runnable.arena_bytes(), 0)
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![]
+    }
+
+    /// Whether no step calls torch.
+    fn is_native(&self) -> bool {
+        self.runnable.is_native()
+    }
+}
+
+impl BoundCudaPlan {
+    /// Memory of the values in between for a stream. Recordings of the user's get memory of their own, which torch keeps
+    /// for their replays.
+    fn arena(&self, py: Python<'_>, stream: usize, capturing: bool) -> PyResult<(u64, Option<Py<PyAny>>)> {
+        let bytes = self.runnable.arena_bytes();
+        if bytes == 0 {
+            return Ok((0, None));
+        }
+        let make = || -> PyResult<(Py<PyAny>, u64)> {
+            let fresh = self.exchange.allocate(DType::U8, &[bytes as i64], Some(self.gpu))?;
+            let address = fresh.data() as u64;
+            Ok((fresh.into_object(py)?.unbind(), address))
+        };
+        if capturing {
+            let (object, address) = make()?;
+            return Ok((address, Some(object)));
+        }
+        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, address)) = arenas.get(&stream) {
+            return Ok((*address, None));
+        }
+        if arenas.len() >= STREAMS {
+            arenas.clear();
+        }
+        let (object, address) = make()?;
+        arenas.insert(stream, (object, address));
+        Ok((address, None))
+    }
+}
