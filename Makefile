@@ -136,7 +136,7 @@ without-pytorch: $(HYPATIA_VENV)/.requirements ## programs and proofs through hy
 ##@ Benchmarks
 
 .PHONY: bench-cpu
-bench-cpu: build ## speed on this CPU: the nine MLPs, eager, Inductor, torch.compile and hypatia.compile
+bench-cpu: build $(HYPATIA_VENV)/.peers ## speed on this CPU beside all peers; results in bench/out/cpu.json
 	@$(BIN)/python bench/cpu.py
 
 .PHONY: bench-gpu
@@ -163,6 +163,12 @@ $(HYPATIA_VENV)/.requirements: $(REQUIREMENTS) requirements/common.txt | toolcha
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(HYPATIA_VENV)
 	@$(BIN)/python -m pip install --quiet -r $(REQUIREMENTS)
 	@touch $@
+
+# The benchmark runs without its peers, too.
+$(HYPATIA_VENV)/.peers: requirements/bench.txt | $(HYPATIA_VENV)/.requirements
+	@echo "installing requirements/bench.txt into $(HYPATIA_VENV)"
+	@$(BIN)/python -m pip install --quiet -r requirements/bench.txt && touch $@ \
+		|| echo "the peers could not be installed and are left out"
 
 $(HYPATIA_VENV)/.native: $(HYPATIA_VENV)/.requirements $(RUST_SOURCES) pyproject.toml | toolchain
 	@echo "building the extension"

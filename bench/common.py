@@ -234,11 +234,16 @@ class Gate:
     value: float
     limit: float
     unit: str
+    at_least: bool = False
+    """The value must reach the limit, not stay below it."""
+    note: str = ""
+    doubt: str = ""
+    """Why the value is not to be relied on."""
 
     @property
     def met(self) -> bool:
-        """Whether the value is below the limit."""
-        return self.value < self.limit
+        """Whether the value is on the right side of the limit; a value that is no number is on neither."""
+        return self.value >= self.limit if self.at_least else self.value < self.limit
 
     def data(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -247,5 +252,8 @@ class Gate:
             "value": self.value,
             "limit": self.limit,
             "unit": self.unit,
+            "at_least": self.at_least,
+            "note": self.note,
+            "doubt": self.doubt,
             "met": self.met,
         }

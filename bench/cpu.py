@@ -1,108 +1,169 @@
-"""Speed on a CPU: the nine MLPs in fp32 and bf16, batch as given and batch 1, all backends in one run.
+"""Speed on a CPU beside all peers, section by section: times, errors, compile times, memory.
 
-    .venv/bin/python bench/cpu.py [--quick] [--only tiny_b64 ...] [--dtype fp32 bf16] [--json FILE]
+    make bench-cpu                      or
+    .venv/bin/python bench/cpu.py [--quick] [--only mlp pointwise ...] [--match tiny ...] [--json FILE]
+    .venv/bin/python bench/cpu.py --write-docs
 
-Every result is compared with float64 beside its time. Ratios are eager's time over the backend's.
+Every backend of a case is measured in one run, in short blocks by turns; every result is compared with
+float64 beside eager's own error. Sections that are not run keep what the file has of them. The targets are
+listed at the end: a missed one is not an error, a wrong result is.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import statistics
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# Its profiler, which measures memory, writes a line for each start.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 from common import ROOT, machine
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from speed import chart, page, timed
+from speed.gates import gates
+from speed.memory import memory
+from speed.overhead import overhead
+from speed.run import Run, disturbed
+from speed.tables import Table, tables
 
-from hypatia.benching import DTYPES, Cell, bench
-from hypatia.workloads import NINE_MLPS, MLPShape
-
-QUICK = ("eager", "hypatia", "hypatia-direct")
-ALL = ("eager", "inductor", "inductor-freezing", "hypatia", "hypatia-direct")
-SMALL = ("tiny", "small", "medium")
-
-
-def shapes(arguments: argparse.Namespace) -> Iterator[tuple[str, MLPShape]]:
-    """The MLPs, each with its own batch and with one row."""
-    for shape in NINE_MLPS:
-        if not arguments.only or shape.name in arguments.only:
-            yield shape.name, shape
-            if shape.batch > 1 and not shape.name.endswith(("_b256", "_b1024")):
-                yield f"{shape.name} b1", dataclasses.replace(shape, batch=1)
+SECTIONS = {
+    "mlp": timed.mlp,
+    "linear": timed.linear,
+    "pointwise": timed.pointwise,
+    "models": timed.models,
+    "rewrites": timed.rewrites,
+    "overhead": overhead,
+    "memory": memory,
+}
+OUT = ROOT / "bench" / "out"
+PAGE = ROOT / "docs" / "cpu.md"
+CHART = ROOT / "docs" / "images" / "cpu.svg"
+CHART_TEXT = "a dot for each backend and model: how many times as fast as eager"
 
 
-def mean(ratios: list[float]) -> float:
-    """The geometric mean."""
-    return statistics.geometric_mean(ratios) if ratios else float("nan")
+def main(given: list[str] | None = None) -> int:
+    """What was asked for; the exit code."""
+    arguments = _arguments(given)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    path = arguments.json or OUT / ("cpu-quick.json" if arguments.quick else "cpu.json")
+    if arguments.write_docs:
+        return _write_docs(path, console)
+    console.print(
+        ", ".join(f"{k} {v}" for k, v in machine().items()) + f", {torch.get_num_threads()} threads"
+    )
+    run = Run(arguments, console)
+    known = len(run.notes)
+    for note in run.notes:
+        console.print(note, style="dim", markup=False)
+    interrupted = False
+    try:
+        with run.progress:
+            for name in arguments.only or SECTIONS:
+                SECTIONS[name](run)
+                run.finish(name)
+                _write(path, run)
+                for table in tables(name, run.sections[name]):
+                    _show(table, console)
+    except KeyboardInterrupt:
+        interrupted = True
+        console.print("interrupted: what was measured so far is kept")
+    finally:
+        run.close()
+        _write(path, run)
+    _show(_verdict(run.sections), console)
+    for name, section in run.sections.items():
+        if warning := disturbed(section):
+            console.print(f"[red]{name}: {warning}[/]")
+    console.print(f"written to {path}")
+    for note in run.notes[known:]:
+        console.print(note, style="dim", markup=False)
+    for wrong in run.wrong:
+        console.print(f"[red]wrong: {escape(wrong)}[/]")
+    return 130 if interrupted else int(bool(run.wrong))
 
 
-def main() -> int:
-    """All of them; the exit code."""
+def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="without Inductor")
-    parser.add_argument("--only", nargs="+", default=[], choices=[s.name for s in NINE_MLPS], metavar="MLP")
+    parser.add_argument("--quick", action="store_true", help="a few cases, few repetitions, no Inductor")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"sections ({', '.join(SECTIONS)})"
+    )
+    parser.add_argument(
+        "--match", nargs="+", default=[], metavar="TEXT", help="cases with this in their names"
+    )
     parser.add_argument("--dtype", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=0, help="threads of torch (all)")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench" / "out" / "cpu.json")
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(
-        ", ".join(f"{k} {v}" for k, v in machine().items()) + f", {torch.get_num_threads()} threads\n"
+    parser.add_argument("--repeats", type=int, default=0, help="rounds of all backends (9; 3 with --quick)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of every backend (torch's)")
+    parser.add_argument(
+        "--limit", type=float, default=180.0, help="seconds for a compilation by Inductor (180)"
     )
-    backends = QUICK if arguments.quick else ALL
-    results: list[dict[str, Any]] = []
-    for dtype in arguments.dtype:
-        results += measured(arguments, dtype, backends, console)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"machine": machine(), "cells": results}, indent=1) + "\n")
-    console.print(f"written to {arguments.json}")
-    return 0 if all(r["correct"] for r in results if not r["reason"]) else 1
-
-
-def measured(
-    arguments: argparse.Namespace, dtype: str, backends: tuple[str, ...], console: Console
-) -> list[dict[str, Any]]:
-    """A table of one dtype."""
-    table = Table(
-        title=f"{dtype}: microseconds, and how many times as fast as eager", box=None, title_justify="left"
+    parser.add_argument("--json", type=Path, help="where results are (bench/out/cpu.json)")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="measure nothing: tables and chart of docs/ from the file"
     )
-    table.add_column("MLP", no_wrap=True)
-    for name in backends:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("error / eager's", justify="right")
-    results: list[dict[str, Any]] = []
-    ratios: dict[str, list[float]] = {name: [] for name in backends}
-    for name, shape in shapes(arguments):
-        with console.status(f"{dtype}: {name}"):
-            cells = bench(shape.workload(), backends, dtype=DTYPES[dtype], repeats=arguments.repeats)
-        for cell in cells:
-            results.append({**cell.data(), "case": name, "dtype": dtype})
-            if cell.ratio and name.startswith(SMALL):
-                ratios[cell.backend].append(cell.ratio)
-        table.add_row(name, *(_text(c) for c in cells), f"{cells[-1].error:.1e} / {cells[0].error:.1e}")
-    table.add_row("geometric mean, tiny to medium", *(f"{mean(ratios[b]):.2f}x" for b in backends), "")
-    console.print(table)
-    console.print()
-    return results
+    return parser.parse_args(given)
 
 
-def _text(cell: Cell) -> str:
-    if cell.reason:
-        return cell.reason[:20]
-    wrong = "" if cell.correct else " WRONG"
-    return f"{cell.microseconds:,.0f} {cell.ratio:.2f}x{wrong}"
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())["sections"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # Absent, or of another form than this version writes.
+        return {}
+
+
+def _write(path: Path, run: Run) -> None:
+    """Puts the sections of this run beside those that the file has."""
+    sections = {**_read(path), **run.sections}
+    ordered = {name: sections[name] for name in SECTIONS if name in sections}
+    results = {
+        "machine": machine(),
+        "sections": ordered,
+        "gates": [gate.data() for gate in gates(ordered)],
+        "wrong": run.wrong,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _verdict(sections: dict[str, Any]) -> Table:
+    table = Table("targets", ["target", "value", "limit", "met", "where"])
+    for gate in gates(sections):
+        sign = ">=" if gate.at_least else "<"
+        # Other work on the machine can make any value of any.
+        met = "?" if gate.doubt == "disturbed" else "yes" if gate.met else "NO"
+        met += f" ({gate.doubt})" if gate.doubt else ""
+        limit = f"{sign} {gate.limit:g} {gate.unit}"
+        table.rows.append([gate.name, f"{gate.value:.4g} {gate.unit}", limit, met, gate.note])
+    return table
+
+
+def _show(table: Table, console: Console) -> None:
+    console.print(table.title, style="bold", markup=False)
+    console.print(table.rich(), "")
+
+
+def _write_docs(path: Path, console: Console) -> int:
+    sections = _read(path)
+    if not sections:
+        console.print(f"there are no results in {path}; run bench/cpu.py first")
+        return 2
+    parts = {name: [*tables(name, data)] for name, data in sections.items()}
+    picture = f"![{CHART_TEXT}]({CHART.relative_to(PAGE.parent)})"
+    page.write(PAGE, sections, {**parts, "gates": [_verdict(sections)]}, picture)
+    CHART.write_text(chart.chart(sections))
+    console.print(f"written: {PAGE.relative_to(ROOT)}, {CHART.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":

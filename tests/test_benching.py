@@ -115,20 +115,20 @@ def test_a_model_that_fails_leaves_a_reason_everywhere() -> None:
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_wrong_results_are_noticed(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
-    compiled = benching._compiled
+    compiled = benching.compiled_by
 
     def spoiled(name: str, model: nn.Module, inputs: Any, training: bool) -> Any:
         right = compiled(name, model, inputs, training)
         return right if name == "eager" else lambda *args: right(*args) * 1.001
 
-    monkeypatch.setattr(benching, "_compiled", spoiled)
+    monkeypatch.setattr(benching, "compiled_by", spoiled)
     eager, ours = benching.bench(SMALL, ["eager", "hypatia"], training=training, repeats=1)
     assert eager.correct is True
     assert ours.correct is False
 
 
 def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = benching._compiled
+    compiled = benching.compiled_by
 
     def tiring(name: str, model: nn.Module, inputs: Any, training: bool) -> Any:
         right, calls = compiled(name, model, inputs, training), []
@@ -141,7 +141,7 @@ def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(benching, "_compiled", tiring)
+    monkeypatch.setattr(benching, "compiled_by", tiring)
     eager, ours = benching.bench(SMALL, ["eager", "hypatia"], repeats=3)
     assert len(eager.samples) == 3
     assert ours.reason == "RuntimeError: tired"

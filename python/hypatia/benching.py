@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo
@@ -32,6 +32,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLE_SECONDS = 0.02
 """A sample is as many calls as take this long, one at least."""
 
+WARM = 0.1
+"""Calls before them, for so large a share of that time, bring back what others pushed out of the caches."""
+
+REST_SECONDS = 0.003
+"""Before a sample: threads of the backend before it, which wait by spinning, have gone to sleep by then."""
 
 NOISY = 1.5
 """Samples that differ by more were disturbed by something else."""
@@ -54,6 +59,8 @@ class Cell:
     correct: bool | None = None
     reason: str = ""
     samples: list[float] = dataclasses.field(default_factory=list)
+    least: float | None = None
+    """Microseconds of the shortest call."""
 
     @property
     def spread(self) -> float:
@@ -73,6 +80,34 @@ class Cell:
 Call = Callable[[], Any]
 
 
+class Block(NamedTuple):
+    """Calls made one after the other: seconds of the median one and of the shortest."""
+
+    median: float
+    least: float
+
+
+class Peer:
+    """A backend that is no function of torch's: it says what compiling took, and times itself."""
+
+    compile_seconds: float
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """The results, as torch's tensors of the model's dtype."""
+        raise NotImplementedError
+
+    def block(self) -> Block:
+        """Calls as :func:`block` makes them, without turning inputs and results into torch's."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+
+
+Maker = Callable[[nn.Module, Sequence[torch.Tensor]], Callable[..., Any]]
+"""Compiles a model for inputs: a function or a :class:`Peer`."""
+
+
 def bench(
     workload: Workload,
     backends: Sequence[str] = ("eager", "hypatia"),
@@ -82,10 +117,12 @@ def bench(
     training: bool = False,
     repeats: int = 7,
     progress: Callable[[str], None] = lambda _: None,
+    makers: Mapping[str, Maker] | None = None,
 ) -> list[Cell]:
     """One cell for each backend, measured in turns; a backend that fails leaves a reason.
 
-    Ratios are eager's time over the backend's: eager is measured even if it was not asked for.
+    Ratios are eager's time over the backend's: eager is measured even if it was not asked for. ``makers``
+    are backends besides those of this module, or instead of them.
     """
     names = ["eager", *(b for b in backends if b != "eager")]
     cells = {name: Cell(workload.name, name) for name in names}
@@ -96,20 +133,29 @@ def bench(
         exact = _results(copy.deepcopy(model).double(), [x.double() for x in inputs], training)
     except Exception as e:
         for cell in cells.values():
-            cell.reason = _reason(e)
+            cell.reason = reason(e)
         return [cells[name] for name in backends]
-    calls: dict[str, Call] = {}
+    blocks: dict[str, Callable[[], Block]] = {}
     own: list[Errors] = []
-    for name in names:
-        progress(f"{workload.name}: {name}, first call")
-        try:
-            calls[name] = _prepared(name, cells[name], model, inputs, training, exact, own)
-        except Exception as e:
-            cells[name].reason = _reason(e)
-    for round_number in range(repeats):
-        for name, sample in _round(calls, cells, device):
-            progress(f"{workload.name}: {name}, round {round_number + 1} of {repeats}")
-            cells[name].samples.append(sample)
+    peers: list[Peer] = []
+    try:
+        for name in names:
+            progress(f"{workload.name}: {name}, first call")
+            try:
+                compiled = _made(name, model, inputs, training, makers or {}, cells[name], peers)
+                _judge(cells[name], _results(model, inputs, training, compiled), exact, own)
+                blocks[name] = _sampler(compiled, model, inputs, training, device)
+            except Exception as e:
+                cells[name].reason = reason(e)
+        for round_number in range(repeats):
+            for name, sample in _round(blocks, cells, round_number):
+                progress(f"{workload.name}: {name}, round {round_number + 1} of {repeats}")
+                cell = cells[name]
+                cell.samples.append(sample.median)
+                cell.least = min(1e6 * sample.least, cell.least or float("inf"))
+    finally:
+        for peer in peers:
+            peer.close()
     for cell in cells.values():
         if cell.samples:
             cell.microseconds = 1e6 * statistics.median(cell.samples)
@@ -120,36 +166,66 @@ def bench(
     return [cells[name] for name in backends]
 
 
-def _prepared(
+def _made(
     name: str,
-    cell: Cell,
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
     training: bool,
-    exact: list[torch.Tensor],
-    own: list[Errors],
-) -> Call:
-    """The call to be timed, compiled and compared with float64; eager comes first and leaves its errors."""
+    makers: Mapping[str, Maker],
+    cell: Cell,
+    peers: list[Peer],
+) -> Callable[..., Any]:
+    """The compiled model after its first call, which is part of compiling."""
     start = time.perf_counter()
-    compiled = _compiled(name, model, inputs, training)
-    call = _step(compiled, model, inputs) if training else functools.partial(_infer, compiled, inputs)
-    call()
+    if name in makers:
+        if training:
+            raise NotMeasured(f"{name} is measured in inference only")
+        compiled = makers[name](model, inputs)
+    else:
+        compiled = compiled_by(name, model, inputs, training)
+    if isinstance(compiled, Peer):
+        peers.append(compiled)
+        cell.compile_seconds = compiled.compile_seconds
+        return compiled
+    with torch.set_grad_enabled(training):
+        _step(compiled, model, inputs)() if training else compiled(*inputs)
     _wait(inputs[0].device)
     cell.compile_seconds = time.perf_counter() - start if name != "eager" else None
-    errors = [
-        Errors.of(result, e)
-        for result, e in zip(_results(model, inputs, training, compiled), exact, strict=True)
-    ]
-    if name == "eager":
+    return compiled
+
+
+def _judge(cell: Cell, results: list[torch.Tensor], exact: list[torch.Tensor], own: list[Errors]) -> None:
+    """Compares results with float64; eager comes first and leaves its errors."""
+    errors = [Errors.of(result, e) for result, e in zip(results, exact, strict=True)]
+    if cell.backend == "eager":
         own[:] = errors
     cell.error = max((e.max_relative for e in errors), default=0.0)
     cell.correct = all(e.ulps <= FACTOR * o.ulps + ULPS for e, o in zip(errors, own, strict=True))
-    return call
 
 
-def _compiled(
+def _sampler(
+    compiled: Callable[..., Any],
+    model: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    training: bool,
+    device: str,
+) -> Callable[[], Block]:
+    if isinstance(compiled, Peer):
+        return compiled.block
+    call = _step(compiled, model, inputs) if training else functools.partial(compiled, *inputs)
+
+    def sample() -> Block:
+        # Here and not in the call, where it would take longer than a small layer.
+        with torch.set_grad_enabled(training):
+            return block(call, device)
+
+    return sample
+
+
+def compiled_by(
     name: str, model: nn.Module, inputs: Sequence[torch.Tensor], training: bool
 ) -> Callable[..., Any]:
+    """The model as a backend of this module compiles it, before its first call."""
     if name == "eager":
         return model
     if name == "eager-graph":
@@ -161,13 +237,27 @@ def _compiled(
     if name == "hypatia-direct":
         return hypatia_compile(model, *inputs)
     if name == "inductor-freezing":
-        options = {"freezing": True, "max_autotune": True}
-        return torch.compile(model, backend="inductor", options=options, dynamic=False)
+        if training:
+            raise NotMeasured("weights are frozen in inference only")
+        return _frozen(model, inputs)
     if name == "inductor-max-autotune":
         return torch.compile(model, backend="inductor", mode="max-autotune", dynamic=False)
     if name in ("aot-eager", "inductor", "hypatia"):
         return torch.compile(model, backend=name.replace("-", "_"), dynamic=False)
     raise NotMeasured(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}")
+
+
+def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """By Inductor with freezing and max-autotune, compiled already."""
+    import torch._inductor.config
+
+    # As options they tell Dynamo that this is another compiler than plain Inductor; in some releases
+    # freezing does nothing as an option.
+    settings = {"freezing": True, "max_autotune": True}
+    compiled = torch.compile(model, backend="inductor", options=settings, dynamic=False)
+    with torch.no_grad(), torch._inductor.config.patch(settings):
+        compiled(*inputs)
+    return compiled
 
 
 def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
@@ -190,11 +280,6 @@ def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., 
         return pytree.tree_map(torch.clone, results)
 
     return replay
-
-
-@torch.no_grad()
-def _infer(compiled: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Any:
-    return compiled(*inputs)
 
 
 def _step(compiled: Callable[..., Any], model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
@@ -222,27 +307,46 @@ def _results(
     return [t.detach().clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
 
 
-def _round(calls: dict[str, Call], cells: dict[str, Cell], device: str) -> Iterator[tuple[str, float]]:
+def _round(
+    blocks: dict[str, Callable[[], Block]], cells: dict[str, Cell], number: int
+) -> Iterator[tuple[str, Block]]:
     """One sample of every backend; one that fails is out from then on."""
-    for name, call in list(calls.items()):
+    names = list(blocks)
+    # Every round starts with another one, so that none always follows the same.
+    first = number % len(names) if names else 0
+    for name in names[first:] + names[:first]:
         try:
-            yield name, seconds_per_call(call, device)
+            time.sleep(REST_SECONDS if len(names) > 1 else 0.0)
+            yield name, blocks[name]()
         except Exception as e:
-            cells[name].reason = _reason(e)
-            del calls[name]
+            cells[name].reason = reason(e)
+            del blocks[name]
 
 
-def seconds_per_call(call: Call, device: str | torch.device = "cpu") -> float:
+def block(call: Call, device: str | torch.device = "cpu") -> Block:
     """One sample: on a CPU the median of its calls, on a GPU the mean over calls that are queued."""
     if torch.device(device).type == "cuda":
-        return _queued(call)
+        mean = _queued(call)
+        return Block(mean, mean)
+    start = time.perf_counter()
+    call()
+    first = time.perf_counter() - start
+    if first >= SAMPLE_SECONDS:
+        return Block(first, first)
+    while time.perf_counter() - start < WARM * SAMPLE_SECONDS:
+        call()
     times: list[float] = []
     start = now = time.perf_counter()
     while not times or now - start < SAMPLE_SECONDS:
         call()
         before, now = now, time.perf_counter()
         times.append(now - before)
-    return statistics.median(times)
+    return Block(statistics.median(times), min(times))
+
+
+def seconds_per_call(call: Call, device: str | torch.device = "cpu") -> float:
+    """The median of one sample."""
+    return block(call, device).median
 
 
 def _queued(call: Call) -> float:
@@ -277,7 +381,7 @@ def _wait(device: str | torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _reason(e: Exception) -> str:
+def reason(e: Exception) -> str:
     """The first line of an error that says something."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     text = lines[0] if lines else ""

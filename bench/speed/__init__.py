@@ -1,0 +1,1 @@
+"""Speed on a CPU, section by section; ``bench/cpu.py`` runs them."""
