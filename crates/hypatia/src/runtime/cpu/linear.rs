@@ -4,7 +4,6 @@
 //! is here: rows in memory, what follows a product, and how a product is cut into parts.
 
 mod choice;
-mod compat;
 #[cfg(target_arch = "x86_64")]
 mod direct;
 mod finish;
@@ -20,7 +19,6 @@ use half::bf16;
 
 use super::lanes::{bf16_to_f32, f32_to_bf16};
 pub use choice::{Problem, rank};
-pub use compat::{PackedBf16, PackedF32};
 pub(super) use finish::{Block as StoreBlock, Sink};
 pub(super) use grid::{Grid, share};
 pub use kind::{ErrorClass, KINDS, Kind};
