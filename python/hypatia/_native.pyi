@@ -33,6 +33,7 @@ class NativePlan:
         libtorch: str,
         threads: int,
         most: int | None = None,
+        without: list[str] = ...,
         like: BoundPlan | None = None,
     ) -> BoundPlan: ...
 

@@ -35,6 +35,12 @@ _native.borrow_threads(str(calls.LIBTORCH))
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 
+SPLIT = {"bf16x6"}
+"""Kinds of linear layers on tiles, of which a core has one set for both its threads."""
+
+PLAINER = 256 << 20
+"""Bytes of packed weights up to which a second plan without such layers is tried."""
+
 GRAPH = "hypatia_native"
 """Key of a graph's metadata: what runs it by its plans."""
 
@@ -64,6 +70,8 @@ class NativeGraph:
         self._tf32: bool | None = None
         if self.device.type == "cuda":
             self._lead = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index or 0)
+        self._without: list[str] = []
+        """Kinds of linear layers that are not used."""
         self._weights: list[int] = []
         self._alive: list[Any] = []
         self._bound: dict[tuple[int, ...], Any] = {}
@@ -229,7 +237,8 @@ class NativeGraph:
             )
         room = None if most is None else max(0, most - folded_bytes(self.gm))
         like = next(reversed(self._bound.values()), None)
-        return plan.bind(constants, watched, made, libtorch, torch.get_num_threads(), room, like)
+        threads = torch.get_num_threads()
+        return plan.bind(constants, watched, made, libtorch, threads, room, self._without, like)
 
     def _recorded(self, bound: Any, inputs: tuple[torch.Tensor, ...]) -> Any:
         if torch.cuda.is_current_stream_capturing():
@@ -266,6 +275,9 @@ class NativeGraph:
             "plan": lambda: self(list(args)),
             "graph": lambda: self.fallback(list(args)),
         }
+        other = self._plainer(args)
+        if other is not None:
+            forms["plainer plan"] = lambda: other(list(args))
         if eager is not None:
             forms["eager"] = eager
         times: dict[str, list[float]] = {name: [] for name in forms}
@@ -284,8 +296,22 @@ class NativeGraph:
                 times[name].append(time.perf_counter() - before)
         # The fastest of each: what disturbs a call only makes it longer.
         best = {name: min(taken) for name, taken in times.items()}
+        if other is not None and best["plainer plan"] < best["plan"]:
+            self._without, self._bound = other._without, other._bound
+            best["plan"] = best["plainer plan"]
+        best.pop("plainer plan", None)
         self.native = min(best, key=best.__getitem__) == "plan"
         return best
+
+    def _plainer(self, args: Sequence[Any]) -> NativeGraph | None:
+        """The same without kernels whose speed depends on what else runs on a core, if it has some."""
+        if not SPLIT & set(self.kinds) or self.bytes[1] > PLAINER:
+            return None
+        other = NativeGraph(self.gm, self.fallback)
+        other._without = sorted(SPLIT)
+        other(list(args))
+        other._alive = []
+        return other if other._bound else None
 
 
 @functools.cache

@@ -114,9 +114,9 @@ impl NativePlan {
     }
 
     /// Packs the constants. Kernels are chosen by what was measured, now or before; copies of weights take at most
-    /// `most` bytes, and are shared with a plan that is `like` this one. The plan does not run any more once one of the watched tensors was changed or lies
+    /// `most` bytes, and are shared with a plan that is `like` this one; kinds in `without` are not used. The plan does not run any more once one of the watched tensors was changed or lies
     /// elsewhere. A call is text, for libtorch's dispatcher, or a Python function.
-    #[pyo3(signature = (constants, watched, calls, libtorch, threads, most = None, like = None))]
+    #[pyo3(signature = (constants, watched, calls, libtorch, threads, most = None, without = vec![], like = None))]
     #[allow(clippy::too_many_arguments)]
     fn bind(
         &self,
@@ -127,6 +127,7 @@ impl NativePlan {
         libtorch: PathBuf,
         threads: usize,
         most: Option<usize>,
+        without: Vec<String>,
         like: Option<PyRef<'_, BoundPlan>>,
     ) -> PyResult<BoundPlan> {
         let exchange = Exchange::get(py)?;
@@ -140,6 +141,7 @@ impl NativePlan {
             database: &database,
             limit: TUNING,
             most,
+            without: &without,
             like: like.as_ref().map(|p| &p.runnable),
         };
         // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.

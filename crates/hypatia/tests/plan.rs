@@ -81,6 +81,7 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
             database: &Database::in_memory(),
             limit: Duration::from_secs(1),
             most: None,
+            without: &[],
             like: None,
         };
         let runnable = plan.bind(&pointers(&mut constants), vec![], setting).unwrap();

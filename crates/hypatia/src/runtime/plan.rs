@@ -42,6 +42,8 @@ pub struct Setting<'a> {
     pub limit: Duration,
     /// Bytes that copies of weights may take.
     pub most: Option<usize>,
+    /// Kinds of linear layers that are not to be used.
+    pub without: &'a [String],
     /// The same plan at other sizes: what it packed is used again.
     pub like: Option<&'a Runnable>,
 }

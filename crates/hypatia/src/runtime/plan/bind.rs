@@ -88,6 +88,7 @@ impl Plan {
             return Ok(known);
         }
         let mut kinds = Kind::candidates(weight.dtype, l.m, ErrorClass::Fp32, !l.transposed);
+        kinds.retain(|kind| !setting.without.iter().any(|name| name == kind.name()));
         if setting.most.is_some_and(|most| most < weight.bytes()) {
             kinds.retain(|kind| kind.in_place());
             if kinds.is_empty() {

@@ -18,9 +18,9 @@ const COLUMNS: usize = 256;
 /// A later candidate must be faster by this factor to be chosen, and one that holds no copy may be slower by it:
 /// differences below it are noise.
 const MARGIN: f64 = 1.04;
-/// Turns after which the fastest calls are known well enough: all of them, or some that took long.
-const TURNS: usize = 12;
-const SOME: (usize, Duration) = (4, Duration::from_millis(6));
+/// Turns after which usual calls are known well enough: all of them, or some that took long.
+const TURNS: usize = 21;
+const SOME: (usize, Duration) = (6, Duration::from_millis(10));
 
 /// A linear layer whose kind is to be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ fn sorted(mut candidates: Vec<&'static Kind>, times: &BTreeMap<String, f64>) -> 
     candidates
 }
 
-/// Microseconds of the fastest call of each candidate, in turns; None if not every candidate had a call in time.
+/// Microseconds of a usual call of each candidate, in turns; None if not every candidate had a call in time.
 fn measure<T: LinearElement>(
     problem: &Problem,
     candidates: &[&'static Kind],
@@ -139,23 +139,31 @@ fn measure<T: LinearElement>(
             return None;
         }
     }
-    let mut times = vec![f64::INFINITY; layers.len()];
+    let mut times = vec![vec![]; layers.len()];
     let packed = Instant::now();
-    for turn in 1..=TURNS {
-        for (layer, least) in layers.iter().zip(&mut times) {
+    for turn in 0..TURNS {
+        for (layer, taken) in layers.iter().zip(&mut times) {
             let start = Instant::now();
             let y = RowsMut::dense(&mut y[..], n);
             layer.run(problem.threads, Rows::dense(&x, k), m, y, &epilogue).ok()?;
-            *least = least.min(start.elapsed().as_secs_f64() * 1e6);
+            // The first turn warms up.
+            if turn > 0 {
+                taken.push(start.elapsed().as_secs_f64() * 1e6);
+            }
         }
-        // One turn only warms up.
-        if begin.elapsed() > limit && turn == 1 {
+        if begin.elapsed() > limit && turn == 0 {
             return None;
         }
-        if begin.elapsed() > limit || turn >= SOME.0 && packed.elapsed() > SOME.1 {
+        if turn > 0 && begin.elapsed() > limit || turn >= SOME.0 && packed.elapsed() > SOME.1 {
             break;
         }
     }
+    // What a call usually takes: tiles are twice as slow while the other half of the core is busy, which the fastest
+    // call does not show.
+    let times = times.into_iter().map(|mut taken| {
+        taken.sort_by(f64::total_cmp);
+        taken[taken.len() / 2]
+    });
     Some(
         candidates
             .iter()
