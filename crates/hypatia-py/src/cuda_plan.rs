@@ -128,7 +128,9 @@ impl BoundCudaPlan {
         }
         let results: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
         // The arena stays alive in `_arena`, or with the plan.
-        let (arena, _arena) = self.arena(py, stream, on.is_capturing().map_err(failed)?)?;
+        let Ok((arena, _arena)) = self.arena(py, stream, on.is_capturing().map_err(failed)?) else {
+            return Ok(None);
+        };
         // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
         // knows on which stream it is used.
         crate::guarded(py, || {

@@ -17,6 +17,7 @@ use crate::ty::DType;
 
 /// Addresses that torch's allocator hands out are multiples of this.
 const ALIGNMENT: usize = 16;
+const WORKSPACE: usize = 256;
 /// Graphs kept for sets of addresses.
 const GRAPHS: usize = 8;
 
@@ -79,6 +80,8 @@ impl Bound {
         let device = setting.stream.device();
         let _current = device.enter()?;
         let (places, values) = plan.places().map_err(|e| Error::unsupported(e.to_string()))?;
+        // cuBLASLt wants its room to start there.
+        let values = values.next_multiple_of(WORKSPACE);
         let mut steps = vec![];
         let mut workspace = 0;
         for step in &plan.steps {

@@ -1,0 +1,229 @@
+"""Plans on a GPU: right beside float64, on any stream, inside a user's recording, after errors."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hypatia
+from hypatia import native
+from hypatia.workloads import NINE_MLPS, WORKLOADS
+
+
+def _compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
+    """The model by its plan, whether that is faster or not; a failing plan is an error."""
+    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
+
+    def failed(self: native.NativeGraph, error: Exception, args: Any) -> Any:
+        raise error
+
+    with (
+        mock.patch.object(native.NativeGraph, "choose", lambda *_: times),
+        mock.patch.object(native.NativeGraph, "_failed", failed),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error", hypatia.VerificationWarning)
+        compiled = hypatia.compile(model, *inputs, **options)
+    assert compiled._last.native is not None, "there is no plan"
+    assert compiled._last.native.__self__.native, "the plan failed"
+    return compiled
+
+
+def _assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
+    """As close to float64 as eager is: at most twice its error, plus a few roundings."""
+    with torch.no_grad():
+        eager = model(*inputs)
+        wide = copy.deepcopy(model).double()(*[x.double() if x.is_floating_point() else x for x in inputs])
+    assert (result.shape, result.dtype, result.stride()) == (eager.shape, eager.dtype, eager.stride())
+    scale, eps = wide.abs().max().item(), torch.finfo(eager.dtype).eps
+    allowed = 2 * (eager.double() - wide).abs().max().item() + 4 * eps * scale
+    error = (result.double() - wide).abs().max().item()
+    assert error <= allowed, f"error {error:.2e}, allowed {allowed:.2e}"
+
+
+class Layers(nn.Module):
+    """Two linear layers with something between them."""
+
+    def __init__(self, between: Any, width: int = 48) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, width), nn.Linear(width, 16)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(x)))
+
+
+BETWEEN: dict[str, Any] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "residual": lambda x: x + F.relu(x) * 0.5,
+    "softmax": lambda x: x.softmax(-1),
+    "layer_norm": lambda x: F.layer_norm(x, (48,)),
+    "rms_norm": lambda x: F.rms_norm(x, (48,), eps=1e-6),
+    "mean": lambda x: x - x.mean(-1, keepdim=True),
+    "permuted": lambda x: x.T.contiguous().T.exp().clamp(max=3.0),
+    "softmax over rows": lambda x: x.softmax(0),
+    "attention": lambda x: (
+        F.scaled_dot_product_attention(*[x.view(-1, 4, 3, 16).transpose(1, 2)] * 3)
+        .transpose(1, 2)
+        .reshape(-1, 48)
+    ),
+}
+
+
+def check_layers() -> str:
+    """Layers with something between them, in three dtypes."""
+    for name, between in BETWEEN.items():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            torch.manual_seed(0)
+            model, x = Layers(between).cuda().to(dtype).eval(), torch.randn(8, 32, device="cuda").to(dtype)
+            try:
+                compiled = _compiled(model, x)
+                with torch.no_grad():
+                    for _ in range(4):
+                        _assert_right(compiled(x), model, x)
+            except Exception as error:
+                raise AssertionError(f"{name} in {dtype}") from error
+    return f"{3 * len(BETWEEN)} cases"
+
+
+def check_workloads() -> str:
+    """The nine MLPs in three dtypes, and transformers in two."""
+    shapes = [(s.workload(), d) for s in NINE_MLPS for d in (torch.float32, torch.bfloat16, torch.float16)]
+    known = WORKLOADS.values() if isinstance(WORKLOADS, dict) else WORKLOADS
+    names = ("bert-base", "gpt2", "llama-decode", "lora")
+    shapes += [(w, d) for w in known if w.name in names for d in (torch.float32, torch.bfloat16)]
+    for workload, dtype in shapes:
+        model, inputs = workload.build(dtype, "cuda")
+        try:
+            compiled = _compiled(model, *inputs)
+            with torch.no_grad():
+                for _ in range(4):
+                    _assert_right(compiled(*inputs), model, *inputs)
+        except Exception as error:
+            raise AssertionError(f"{workload.name} in {dtype}") from error
+        assert all(r.check.status == "passed" for r in compiled.reports), workload.name
+        del model, compiled
+        torch.cuda.empty_cache()
+    return f"{len(shapes)} cases"
+
+
+def check_streams() -> str:
+    """Calls on several streams and from several threads do not disturb each other."""
+    model = Layers(F.relu, 512).cuda().eval()
+    inputs = [torch.randn(64, 32, device="cuda") for _ in range(8)]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+    compiled = _compiled(model, inputs[0])
+    wrong = []
+
+    def work(i: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(200):
+                result = compiled(inputs[i])
+                if not torch.allclose(result, expected[i], rtol=1e-4, atol=1e-5):
+                    wrong.append(i)
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+    return "8 threads, 8 streams"
+
+
+def check_recording_of_the_users() -> str:
+    """A plan can be part of a CUDA graph that the user records, with or without calls into torch."""
+    for between in (F.relu, BETWEEN["attention"]):
+        model, x = Layers(between).cuda().eval(), torch.randn(8, 32, device="cuda")
+        compiled = _compiled(model, x)
+        with torch.no_grad():
+            compiled(x)
+            kept, graph = x.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = compiled(kept)
+            for _ in range(3):
+                kept.copy_(torch.randn_like(kept))
+                compiled(torch.randn_like(kept))
+                graph.replay()
+                _assert_right(result, model, kept)
+    return None
+
+
+def check_changes() -> None:
+    """Weights that change, other batch sizes, and inputs that the plan was not made for."""
+    model, x = Layers(F.relu).cuda().eval(), torch.randn(8, 32, device="cuda")
+    compiled = _compiled(model, x)
+    with torch.no_grad():
+        model.first.weight.mul_(1.5)
+        _assert_right(compiled(x), model, x)
+        for rows in (9, 10, 300, 1, 8):
+            other = torch.randn(rows, 32, device="cuda")
+            _assert_right(compiled(other), model, other)
+        strided = torch.randn(8, 64, device="cuda")[:, ::2]
+        _assert_right(compiled(strided), model, strided)
+        model.half()
+        _assert_right(compiled(x.half()), model, x.half())
+
+
+def check_out_of_memory() -> None:
+    """torch's own error, and everything is usable afterwards."""
+    model, x = Layers(F.relu, 4096).cuda().eval(), torch.randn(8192, 32, device="cuda")
+    compiled = _compiled(model, x)
+    with torch.no_grad():
+        compiled(x)
+        free, _ = torch.cuda.mem_get_info()
+        hog = [torch.empty(max(free - (64 << 20), 1), dtype=torch.uint8, device="cuda")]
+        large = torch.empty(0, device="cuda")
+        try:
+            large = torch.randn(1 << 20, 32, device="cuda")
+            compiled(large)
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("it had enough memory")
+        finally:
+            hog.clear()
+            del large
+            torch.cuda.empty_cache()
+        _assert_right(compiled(x), model, x)
+
+
+def check_through_torch_compile() -> str:
+    """The same plans behind ``torch.compile``."""
+    torch._dynamo.register_backend(hypatia.backend.hypatia, name="hypatia_checked")
+    for dtype in (torch.float32, torch.bfloat16):
+        model, x = Layers(F.gelu).cuda().to(dtype).eval(), torch.randn(8, 32, device="cuda").to(dtype)
+        compiled = torch.compile(model, backend="hypatia_checked")
+        with torch.no_grad():
+            for _ in range(3):
+                _assert_right(compiled(x), model, x)
+    return None
+
+
+def check_leaks() -> str:
+    """Ten thousand calls leave no memory behind."""
+    model, x = Layers(F.relu).cuda().eval(), torch.randn(8, 32, device="cuda")
+    compiled = _compiled(model, x)
+    with torch.no_grad():
+        for _ in range(100):
+            compiled(x)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        for _ in range(10_000):
+            compiled(x)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before
+    return f"{before >> 10} KiB before and after"
