@@ -140,8 +140,9 @@ bench-cpu: build $(HYPATIA_VENV)/.peers ## speed on this CPU beside all peers; r
 	@$(BIN)/python bench/cpu.py
 
 .PHONY: bench-gpu
-bench-gpu: build ## products on a GPU beside torch's; one line where there is none
+bench-gpu: build ## products and models on a GPU beside their peers; one line where there is none
 	@$(BIN)/python tests_gpu/bench.py
+	@$(BIN)/python tests_gpu/models.py
 
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
