@@ -1,4 +1,4 @@
-"""Whole models on a GPU: hypatia.compile beside eager, eager under a CUDA graph, Inductor and XLA, in one run.
+"""Whole models on a GPU: hypatia.compile beside eager, eager under a CUDA graph, Inductor and XLA.
 
     python3 tests_gpu/models.py [--only WORD...] [--autotune] [--json FILE]
 
@@ -227,7 +227,7 @@ def right(row: dict[str, Any]) -> bool:
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
     cells = row["cells"]
-    times = " | ".join(f"{c['us']:.1f}" if "us" in c else "–" for c in cells.values())
+    times = " | ".join(f"{c['us']:.1f}" if "us" in c else "-" for c in cells.values())
     ours = cells["hypatia"]
     errors = f"{ours.get('error', float('nan')):.1e} / {cells['eager']['error']:.1e}"
     head = f"| {row['case']} {row['dtype']} | {times} | {ratio(row):.2f}x | {ours.get('compile_s', 0):.2f} | "

@@ -25,7 +25,7 @@ def _compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
         raise error
 
     with (
-        mock.patch.object(native.NativeGraph, "choose", lambda *_: times),
+        mock.patch.object(native.NativeGraph, "choose", return_value=times),
         mock.patch.object(native.NativeGraph, "_failed", failed),
         warnings.catch_warnings(),
     ):
