@@ -295,8 +295,12 @@ def test_cache() -> None:
     assert "1 entries" in text
     assert "a [bold]key[/]" in text
     assert [e["key"] for e in json.loads(good("cache", "show", "--json"))["entries"]] == ["a [bold]key[/]"]
+    cache.tuning_folder().mkdir(parents=True)
+    (cache.tuning_folder() / "tuning.jsonl").write_text('{"hypatia tuning":1}\n{"entry":{"times":{}}}\n')
+    assert "1 measured kernels" in good("cache", "show")
     assert "1 entries removed" in good("cache", "clear")
     assert cache.entries() == []
+    assert cache.measurements() == 0
 
 
 def test_doctor() -> None:

@@ -21,7 +21,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Entry", "clear", "enabled", "entries", "folder", "get", "put", "size_limit", "trouble"]
+__all__ = [
+    "Entry",
+    "clear",
+    "enabled",
+    "entries",
+    "folder",
+    "get",
+    "measurements",
+    "put",
+    "size_limit",
+    "trouble",
+    "tuning_folder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +150,26 @@ def entries() -> list[Entry]:
 
 
 def clear() -> int:
-    """Removes all entries and what unfinished writes left behind; the number of entries removed."""
+    """Removes all entries, measurements and unfinished writes; the number of entries removed."""
     removed = sum(_remove(path) for path, _ in _files(_SUFFIX))
     for path, _ in _files(_UNFINISHED):
         _remove(path)
+    with contextlib.suppress(OSError):
+        for path in tuning_folder().glob("tuning.*"):
+            _remove(path)
     return removed
+
+
+def tuning_folder() -> Path:
+    """Where measured times of kernels are kept, in a file of their own."""
+    return folder() / "tuning"
+
+
+def measurements() -> int:
+    """How many measured times are kept."""
+    with contextlib.suppress(OSError), (tuning_folder() / "tuning.jsonl").open("rb") as file:
+        return sum(line.startswith(b"{") and b'"times"' in line for line in file)
+    return 0
 
 
 def trouble() -> str | None:

@@ -32,7 +32,7 @@ def show(as_json: bool) -> None:
     if as_json:
         kept = [{"kind": e.kind, "key": e.key, "bytes": e.size, "used": e.used} for e in found]
         head = {"folder": str(store.folder()), "enabled": store.enabled(), "limit_bytes": store.size_limit()}
-        write_json("-", {**head, "bytes": total, "entries": kept})
+        write_json("-", {**head, "bytes": total, "entries": kept, "measurements": store.measurements()})
         return
     out = console()
     if found:
@@ -43,8 +43,8 @@ def show(as_json: bool) -> None:
         out.print(rows)
     state = "" if store.enabled() else ", turned off by HYPATIA_CACHE"
     out.print(
-        f"{len(found)} entries, {human_size(total)} of {human_size(store.size_limit())} "
-        f"in {store.folder()}{state}",
+        f"{len(found)} entries, {human_size(total)} of {human_size(store.size_limit())}, "
+        f"{store.measurements()} measured kernels in {store.folder()}{state}",
         markup=False,
     )
 
