@@ -1,7 +1,7 @@
 """Optimized programs, kept on disk: a graph that was searched once is not searched again.
 
-What is kept is the emission and the report. The rest (proof, drawing) is asked for rarely, and the same
-search gives it again.
+What is kept is the emission, the program and the report. The rest (proof, drawing) is asked for rarely,
+and the same search gives it again.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class Optimization(Protocol):
 class _Kept:
     """An optimized program from disk."""
 
-    def __init__(self, graph: str, options: str, emission: str, report: str) -> None:
+    def __init__(self, graph: str, options: str, emission: str, report: str, program: str | None) -> None:
         self._source = (graph, options)
         self._emission = emission
         self._report = report
+        self._program = program
 
     @functools.cached_property
     def _again(self) -> _native.Optimization:
@@ -66,7 +67,9 @@ class _Kept:
         return self._report
 
     def plan(self, sizes: dict[str, int]) -> _native.NativePlan:
-        return self._again.plan(sizes)
+        if self._program is None:
+            return self._again.plan(sizes)
+        return _native.kept_plan(self._source[0], self._program, sizes)
 
     def graphs(self) -> str:
         return self._again.graphs()
@@ -91,13 +94,13 @@ def optimized(graph: str, options: str) -> Optimization:
     if found is not None:
         try:
             kept = json.loads(found)
-            return _Kept(graph, options, kept["emission"], kept["report"])
+            return _Kept(graph, options, kept["emission"], kept["report"], kept["program"])
         except (ValueError, KeyError, TypeError):
             pass
     fresh = _native.optimize(graph, options)
     report = fresh.report()
     if sum(json.loads(report)["times"].values()) >= WORTH_MS:
-        kept = {"emission": fresh.emission(), "report": report}
+        kept = {"emission": fresh.emission(), "report": report, "program": fresh.kept()}
         cache.put(KIND, key, json.dumps(kept).encode())
     return fresh
 

@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hypatia::cost::Target;
 use hypatia::ir::captured::Captured;
+use hypatia::ir::kept::Kept;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
 use hypatia::rules::{Numerics, soundness};
@@ -114,6 +115,14 @@ impl Optimization {
         })
     }
 
+    /// The program in a form from which `kept_plan` makes plans, as JSON; none if it has no such form.
+    fn kept(&self) -> PyResult<Option<String>> {
+        Kept::of(&self.optimized.output, &self.optimized.weights)
+            .as_ref()
+            .map(json)
+            .transpose()
+    }
+
     /// The programs in and out as lists of nodes, as JSON.
     fn graphs(&self, py: Python<'_>) -> PyResult<String> {
         guarded(py, || json(&self.optimized.graphs()))
@@ -157,6 +166,20 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
             optimized,
             results: captured.outputs.len(),
         })
+    })
+}
+
+/// The plan of a program that was kept, over the captured graph that it came from.
+#[pyfunction]
+fn kept_plan(py: Python<'_>, graph: &str, kept: &str, sizes: BTreeMap<String, i64>) -> PyResult<plan::NativePlan> {
+    guarded(py, || {
+        let captured: Captured = serde_json::from_str(graph).map_err(failed)?;
+        let kept: Kept = serde_json::from_str(kept).map_err(failed)?;
+        let source = import::import(&captured).map_err(failed)?;
+        let (program, weights) = kept.program(&source.leaves).map_err(failed)?;
+        let results = captured.outputs.len();
+        let lowered = hypatia::lower::plan::lower_program(&program, weights, results, &sizes).map_err(failed)?;
+        Ok(plan::NativePlan::new(lowered))
     })
 }
 
@@ -236,6 +259,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
+    m.add_function(wrap_pyfunction!(kept_plan, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use egg::Id;
 use hypatia::eval::{Mode, Val};
+use hypatia::ir::kept::Kept;
 use hypatia::ir::node::Op;
 use hypatia::ir::text::{Weights, parse};
-use hypatia::lower::plan::lower;
+use hypatia::lower::plan::{lower, lower_program};
 use hypatia::random::Random;
 use hypatia::runtime::plan::{Memory, Setting};
 use hypatia::runtime::tuning::Database;
@@ -198,5 +199,26 @@ fn what_has_no_plan_says_why() {
         let optimized = optimize(&program, &Options::default()).unwrap();
         let error = lower(&optimized, 1, &BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_program_that_was_written_down_has_the_same_plan() {
+    for (text, steps) in PLANNED.iter().chain(VIEWED) {
+        let program = parse(text, Weights::Frozen).unwrap();
+        let results = program.node(program.root).children.len();
+        let optimized = optimize(&program, &Options::default()).unwrap();
+        let kept = Kept::of(&optimized.output, &optimized.weights).unwrap();
+        let read: Kept = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
+        assert_eq!(read, kept);
+        let (again, weights) = read.program(&program.leaves).unwrap();
+        let lowered = lower_program(&again, weights, results, &BTreeMap::new()).unwrap();
+        assert_eq!(lowered.plan.steps.len(), *steps, "{text}");
+        let first = lower(&optimized, results, &BTreeMap::new()).unwrap();
+        assert_eq!(
+            (lowered.inputs, lowered.constants),
+            (first.inputs, first.constants),
+            "{text}"
+        );
     }
 }

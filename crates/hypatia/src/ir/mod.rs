@@ -5,6 +5,7 @@ pub mod captured;
 pub mod define;
 pub mod functions;
 pub mod import;
+pub mod kept;
 pub mod node;
 pub mod program;
 pub mod sexp;

@@ -41,12 +41,21 @@ fn no_plan(why: impl Into<String>) -> Error {
 
 /// Lowers an optimized program with so many results, at given values of its symbols.
 pub fn lower(optimized: &Optimized, results: usize, sizes: &BTreeMap<String, i64>) -> Result<Lowered> {
-    let output = &optimized.output;
+    lower_program(&optimized.output, &optimized.weights, results, sizes)
+}
+
+/// Lowers a program of which it is known which nodes are made of weights only.
+pub fn lower_program(
+    output: &Program,
+    weights: &[bool],
+    results: usize,
+    sizes: &BTreeMap<String, i64>,
+) -> Result<Lowered> {
     let roots = &output.node(output.root).children;
     if roots.len() != results {
         return Err(no_plan("calls with effects"));
     }
-    let inlined = Inlined::new(output, &|id| optimized.weights[usize::from(id)], sizes)?;
+    let inlined = Inlined::new(output, &|id| weights[usize::from(id)], sizes)?;
     let device = device_of(&inlined.program)?;
     Lowering::new(&inlined, device).lower()
 }
