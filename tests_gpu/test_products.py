@@ -96,7 +96,7 @@ def _case(
     out = torch.full((m, n), torch.nan, device="cuda", dtype=dtype)
     aux, ld = product.aux(), product.gemm.aux[1]
     bias = extra["bias"]
-    if name == "drelu_sum":
+    if name in ("drelu", "drelu_sum"):
         aux = _bits(extra["mask"], ld)
     if name == "dgelu_sum":
         aux = torch.zeros(m, ld, device="cuda", dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,10 +41,14 @@ def hypatia(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     reports: list[GraphReport] | None = None,
+    passes: list[Pass] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later."""
+    """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later.
+
+    ``passes`` gets the graphs themselves, for a caller who runs them without AOTAutograd.
+    """
     parsed = Options.parse(options, mode)
-    _compile = functools.partial(_compile_part, collected=reports)
+    _compile = functools.partial(_compile_part, collected=reports, passes=passes)
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
         bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
@@ -53,7 +58,10 @@ def hypatia(
     )
     # Common subexpressions are found in the e-graph; torch's own search for them would import
     # all of Inductor, which takes seconds.
-    with torch._functorch.config.patch(cse=False):
+    settings = {"cse": False}
+    if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
+        settings["force_non_lazy_backward_lowering"] = True
+    with torch._functorch.config.patch(settings):
         return compiler(gm, example_inputs)
 
 
@@ -90,23 +98,58 @@ def _compile_part(
     options: Options,
     kind: str,
     collected: list[GraphReport] | None,
+    passes: list[Pass] | None,
 ) -> Any:
     weights = _frozen(gm, options, kind)
-    optimized, report = optimize_graph(gm, options, kind, weights)
-    if report is None:
-        return boxed(optimized)
-    _remember(report)
-    if collected is not None:
-        collected.append(report)
-    mode = options.checksum_mode
-    if mode == "off":
-        return boxed(optimized)
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    plain = _plain(gm, kind, metadata)
+    optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
+    guard: Guard | None = None
+    forward = _runnable(optimized)
+    if report is not None and options.checksum_mode != "off":
 
-    def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
-        return optimize_graph(gm, options, kind, weights, without=without)
+        def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
+            return optimize_graph(gm, options, kind, weights, without=without, plain=plain)
 
-    guard = Guard(gm, optimized, report, mode, recompile, _runnable)
-    return _boxed(lambda args: guard.forward(args), optimized)
+        guard = Guard(gm, optimized, report, options.checksum_mode, recompile, _runnable)
+
+    def latest() -> Callable[[list[Any]], Any]:
+        return forward if guard is None else guard.forward
+
+    if report is not None:
+        _remember(report)
+        if collected is not None:
+            collected.append(report)
+    if passes is not None:
+        passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled))
+    return _boxed(lambda args: latest()(args), optimized)
+
+
+def _plain(gm: fx.GraphModule, kind: str, metadata: Any) -> int | None:
+    """How many results of a training step's graph are not kept for the backward pass; none in inference."""
+    if kind == "inference":
+        return None
+    if kind == "backward":
+        return 0
+    (output,) = gm.graph.find_nodes(op="output")
+    counted = getattr(metadata, "num_forward_returns", None)
+    return len(output.args[0]) if counted is None else counted
+
+
+@dataclasses.dataclass
+class Pass:
+    """One graph of a model: of inference, or the forward or backward graph of a training step."""
+
+    kind: str
+    graph: fx.Graph
+    """As it was captured."""
+    metadata: Any
+    """What AOTAutograd knows of inputs and results."""
+    latest: Callable[[], Callable[[list[Any]], Any]]
+    """What runs it, on a list of arguments that it empties."""
+    settled: Callable[[], bool]
+    """Whether that stays so."""
 
 
 def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -148,12 +191,6 @@ def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
 
 def _is_change(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """A callable that takes its arguments as a list and empties it, so that they can be freed early."""
-    forward = _runnable(gm)
-    return _boxed(lambda args: forward(args), gm)
 
 
 def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

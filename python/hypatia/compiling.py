@@ -8,21 +8,25 @@ need no search. With gradients on, an autograd function runs the compiled forwar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
 from . import _native
 from .api import exported, optimized
+from .backend import Pass
 from .backend import hypatia as backend
 from .native import GRAPH, NativeGraph
 from .options import Options
 from .planner import PLAN
 from .report import GraphReport
+from .training import Step, step_of
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +63,18 @@ class CompiledModel:
         self._entries: dict[Any, _Entry] = {}
         self._last: _Entry | None = None
         self._trained: dict[Any, _Trained] = {}
+        self._last_trained: _Trained | None = None
         self._captured: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
-        if torch.is_grad_enabled() and self._needs_gradients(args, kwargs):
-            return self._train(args, kwargs)
+        if torch.is_grad_enabled():
+            trained = self._last_trained
+            known = trained is not None and not kwargs and trained.accepts(args)
+            if known and not torch._C._is_any_autocast_enabled():
+                return trained(args)
+            if self._needs_gradients(args, kwargs):
+                return self._train(args, kwargs)
         entry = self._last
         if entry is not None and entry.native is not None and not kwargs and entry.watch.holds():
             results = entry.native(args)
@@ -127,16 +137,16 @@ class CompiledModel:
             return self._by_torch()(*args, **kwargs)
         leaves = pytree.tree_leaves(args)
         parameters = tuple(p.requires_grad for p in self.model.parameters())
-        wanted = tuple(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
-        key = (self.model.training, parameters, wanted, *(_kind(leaf) for leaf in leaves))
+        key = (self.model.training, parameters, *(_trained_kind(leaf) for leaf in leaves))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
             while len(self._trained) >= _KEPT:
                 self._trained.pop(next(iter(self._trained)))
             trained = self._trained[key] = _Trained(self.model, args, self._options)
-        if trained.run is None:
+        if not trained.usable:
             return self._by_torch()(*args)
-        return trained.run(leaves)
+        self._last_trained = trained
+        return trained(leaves)
 
     def _by_torch(self) -> Callable[..., Any]:
         if self._captured is None:
@@ -286,16 +296,53 @@ class _Trained:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         self.parts = _Parts(model)
         self.reports: list[GraphReport] = []
-        self.run: Callable[[list[Any]], Any] | None = None
+        self.step: Step | None = None
+        """Runs both graphs without what AOTAutograd does around them."""
+        self._run: Callable[..., Any] | None = None
+        self._wanted = [(p, p.requires_grad) for p in model.parameters()]
+        leaves = pytree.tree_leaves(args)
+        self._kinds = [_trained_kind(leaf) for leaf in leaves]
+        self._positional = all(isinstance(a, torch.Tensor) for a in args)
         if self.parts.hooked:
             return
+        passes: list[Pass] = []
         try:
-            gm, spec = exported(model, args)
-            compiled = backend(gm, pytree.tree_leaves(args), options=options, reports=self.reports)
+            gm, self._spec = exported(model, args)
+            # There AOTAutograd tells what it knows of inputs and results.
+            with tracing(TracingContext(FakeTensorMode())):
+                self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
+            self._single = self._spec.is_leaf()
+            self.step = step_of(gm, leaves, passes)
         except Exception:
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
-            return
-        self.run = lambda leaves: pytree.tree_unflatten(list(compiled(*leaves)), spec)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the model could be compiled here."""
+        return self._run is not None
+
+    def accepts(self, args: tuple[Any, ...]) -> bool:
+        """Whether these inputs and the model are as they were, at a glance."""
+        return (
+            self._positional
+            and len(args) == len(self._kinds)
+            and all(_trained_kind(a) == kind for a, kind in zip(args, self._kinds, strict=True))
+            and all(p.requires_grad is wanted for p, wanted in self._wanted)
+            and self.parts.hold()
+        )
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        run = self.step
+        if run is not None and not torch._C._are_functorch_transforms_active():
+            results = run(leaves)
+        else:
+            results = self._run(*leaves)
+        return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
+
+
+def _trained_kind(leaf: Any) -> Any:
+    """What the compilation of a training step depends on."""
+    return (*_kind(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else _kind(leaf)
 
 
 def _kind(leaf: Any) -> Any:

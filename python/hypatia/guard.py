@@ -62,7 +62,7 @@ class Guard:
         self.kept = compiled
         self.forward: Forward = self.first_call
         self._lock = threading.RLock()
-        self._settled = False
+        self.settled = False
         effects = _effects(original)
         if effects:
             note = f"cannot be run more than once: it calls {', '.join(effects)}"
@@ -71,7 +71,7 @@ class Guard:
     def first_call(self, args: list[Any]) -> Any:
         """Runs the graph and checks what it returns; other threads wait for the verdict."""
         with self._lock:
-            if self._settled:
+            if self.settled:
                 forward = self.forward
             elif not _checkable(args):
                 forward = self.compiled.forward
@@ -84,7 +84,7 @@ class Guard:
     def examine(self, inputs: list[Any]) -> fx.GraphModule:
         """Checks the graph on inputs without calling it for good; the form that is kept."""
         with self._lock:
-            if not self._settled and _checkable(inputs):
+            if not self.settled and _checkable(inputs):
                 self._first_call(list(inputs), call=False)
         return self.kept
 
@@ -93,7 +93,7 @@ class Guard:
         self.report.check = check
         self.kept = form.gm
         self.forward = form.forward
-        self._settled = True
+        self.settled = True
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled
 

@@ -66,11 +66,20 @@ class NativeGraph:
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self.device = self.planner.device
-        self._lead: Callable[[], int] = torch.get_num_threads
+        self._finish = Finish(gm, self.inputs, described) if self.planner.saved else None
+        self._only: Any = None
+        """The plan of a training step, which has no constants and no other sizes."""
+        self.keeps: dict[int, int] = {}
+        """Results beside which the mask of a ReLU can be kept, and the plan's outputs that they are."""
+        if self._finish is not None:
+            self.keeps = {p: o for o in described["keeps"] for p in self._finish.places(o)}
+        self.masks = {self.inputs[i]: i for i in described["masks"]}
+        """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
+        self.lead: Callable[[], int] = torch.get_num_threads
         """What a plan is given first: the number of threads, or the stream."""
         self._tf32: bool | None = None
         if self.device.type == "cuda":
-            self._lead = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index or 0)
+            self.lead = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index or 0)
         self._without: list[str] = []
         """Kinds of linear layers that are not used."""
         self._weights: list[int] = []
@@ -106,6 +115,9 @@ class NativeGraph:
         """The results of the plan; none if it is not for these arguments."""
         if len(args) != self.arity:
             return None
+        if self._only is not None and self._tf32 == torch._C._get_cublas_allow_tf32():
+            results = self._only(self.lead(), *[args[i] for i in self.inputs])
+            return None if results is None else self._finish(args, results)
         sizes = ()
         if self.planner.symbols:
             sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
@@ -115,9 +127,9 @@ class NativeGraph:
         try:
             if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
-                results = bound(self._lead(), *inputs)
+                results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
-                    return results
+                    return self.finished(args, results)
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
@@ -125,12 +137,16 @@ class NativeGraph:
             bound = self._bind(args, sizes)
             if bound is None:
                 return None
-            results = bound(self._lead(), *[args[i] for i in self.inputs])
+            results = bound(self.lead(), *[args[i] for i in self.inputs])
             if sizes and known and results is not None:
                 return self._settle_sizes(args, sizes, results)
-            return results
+            return self.finished(args, results)
         except _native.HypatiaError as error:
             return self._failed(error, args)
+
+    def finished(self, args: Sequence[Any], outputs: Any) -> Any:
+        """The results of the graph, of what a plan returned."""
+        return outputs if self._finish is None or outputs is None else self._finish(args, outputs)
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
@@ -144,7 +160,7 @@ class NativeGraph:
     ) -> tuple[torch.Tensor, ...] | None:
         """The first call at other sizes than those that were verified: torch's ops are asked too."""
         expected = pytree.tree_leaves(self.fallback(list(args)))
-        apart = max(starmap(_distance, zip(results, expected, strict=True)), default=0.0)
+        apart = max(starmap(distance, zip(results, expected, strict=True)), default=0.0)
         if apart > 1:
             self.native = False
             warnings.warn(
@@ -198,7 +214,7 @@ class NativeGraph:
                 bound = self._bound_plan(
                     plan, constants, [*weights, *attributes], self.planner.calls(described["calls"]), most
                 )
-                if described["calls"] and self.device.type == "cuda":
+                if described["calls"] and self.device.type == "cuda" and not self.planner.saved:
                     bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
             except _native.HypatiaError as e:
                 log.info("the native plan is not used: %s", e)
@@ -210,10 +226,16 @@ class NativeGraph:
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
+        self._only = bound if self._finish is not None else None
         # The plan knows whether the objects with these numbers are still the same; it keeps none alive.
         self._weights = ids
         self._alive = watch(self, (*weights, *attributes))
         return bound
+
+    def bound_to(self, plan: _native.NativePlan) -> Any:
+        """Another plan of the graph, without constants."""
+        made = self.planner.calls(self._describe(plan)["calls"])
+        return self._bound_plan(plan, [], [], made, self.planner.most)
 
     def _bound_plan(
         self,
@@ -233,7 +255,7 @@ class NativeGraph:
                 made,
                 libtorch,
                 self.device.index or 0,
-                self._lead(),
+                self.lead(),
                 self._tf32,
             )
         room = None if most is None else max(0, most - folded_bytes(self.gm))
@@ -252,6 +274,7 @@ class NativeGraph:
 
     def forget(self) -> None:
         """Drops the plans: a weight is gone."""
+        self._only = None
         self._bound.clear()
 
     @property
@@ -317,12 +340,53 @@ class NativeGraph:
         return other if other._bound else None
 
 
+class Finish:
+    """The results of a graph of a training step, from inputs and outputs of its plan."""
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[int], described: dict[str, Any]) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        gradients = any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
+        known: dict[tuple[Any, ...], int] = {}
+        self._sources: list[int] = []
+        """Outputs from zero on; arguments from -1 on downwards."""
+        self._views: list[tuple[int, tuple[Any, ...], bool]] = []
+        """Sources that are seen otherwise: how, and whether as a copy."""
+        places = []
+        for result in described["results"]:
+            source = ~inputs[result["at"]] if result["given"] else result["at"]
+            view = (tuple(result["shape"]), tuple(result["strides"]), result["offset"])
+            if (source, view) not in known:
+                # Gradients that share memory would be added to each other in place.
+                copied = gradients and source in self._sources
+                if copied or not result["whole"]:
+                    self._views.append((len(self._sources), view, copied))
+                known[source, view] = len(self._sources)
+                self._sources.append(source)
+            places.append(known[source, view])
+        slots = iter(places)
+        leaves = pytree.arg_tree_leaves(*output.args)
+        self._slots = [next(slots) if isinstance(leaf, fx.Node) else None for leaf in leaves]
+
+    def places(self, output: int) -> list[int]:
+        """Which results an output of the plan is."""
+        return [p for p, i in enumerate(self._slots) if i is not None and self._sources[i] == output]
+
+    def __call__(self, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Results in the order of the graph; what is no tensor is none."""
+        found = [outputs[i] if i >= 0 else args[~i] for i in self._sources]
+        for place, (shape, strides, offset), copied in self._views:
+            tensor = found[place]
+            tensor = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+            found[place] = tensor.clone() if copied else tensor
+        return [None if i is None else found[i] for i in self._slots]
+
+
 @functools.cache
 def _open_tuning(folder: str | None) -> None:
     _native.tuning_folder(folder)
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """How far results are apart, in units of what roundings in another order explain."""
     if not ours.is_floating_point():
         return 0.0 if torch.equal(ours, theirs) else math.inf

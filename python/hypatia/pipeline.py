@@ -34,8 +34,11 @@ def compile_count() -> int:
     return _compiled
 
 
-def _has_kernels(device: torch.device) -> bool:
-    return device.type == "cpu" or (device.type == "cuda" and cuda.available() is None)
+def _has_kernels(device: torch.device, kind: str) -> bool:
+    # In training, weights change at every step: a CPU's kernels would pack them each time.
+    if device.type == "cpu":
+        return kind == "inference"
+    return device.type == "cuda" and cuda.available() is None
 
 
 def optimize_graph(
@@ -46,10 +49,12 @@ def optimize_graph(
     *,
     autograd: bool = False,
     without: Collection[tuple[str, str]] = (),
+    plain: int | None = None,
 ) -> tuple[fx.GraphModule, GraphReport | None]:
     """The optimized graph and its report; the graph itself when nothing can be done.
 
-    ``without`` names rules and kernels that are not to be used: ("rule", name), ("kernel", name).
+    ``without`` names rules and kernels that are not to be used: ("rule", name), ("kernel", name). Of a graph
+    of a training step, ``plain`` tells how many results are not kept for the backward pass.
     """
     global _compiled
     with _lock:
@@ -64,9 +69,9 @@ def optimize_graph(
         copies = folded_bytes(optimized)
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
-            return optimize_graph(gm, options, kind, (), autograd=autograd, without=without)
-        if kind == "inference" and planner.KERNEL not in kernels and _has_kernels(captured.device):
-            reason = planner.attach(optimized, optimization, captured, options.weight_copies)
+            return optimize_graph(gm, options, kind, (), autograd=autograd, without=without, plain=plain)
+        if planner.KERNEL not in kernels and _has_kernels(captured.device, kind):
+            reason = planner.attach(optimized, optimization, captured, options.weight_copies, plain)
             if reason:
                 log.debug("%s", reason)
     except UnsupportedError as e:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from . import _native, calls
 from .capture import Captured, by_schema, resolve, value_of
@@ -28,9 +29,16 @@ class Planner:
     """Makes the native plans of a graph: one for each set of sizes."""
 
     def __init__(
-        self, gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None
+        self,
+        gm: fx.GraphModule,
+        optimization: Any,
+        captured: Captured,
+        most: int | None = None,
+        saved: bool = False,
     ) -> None:
         self.most = most
+        self.saved = saved
+        """Results are kept for a backward pass: they may be inputs and views, and share memory."""
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -39,8 +47,14 @@ class Planner:
         self.symbols = _symbols(placeholders)
         self._first = self._plan(self.hints)
 
-    def _plan(self, sizes: dict[str, int]) -> _native.NativePlan:
-        return self.optimization.plan(sizes)
+    def _plan(
+        self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
+    ) -> _native.NativePlan:
+        return self.optimization.plan(sizes, self.saved, list(keep), list(masked))
+
+    def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
+        """The plan that keeps masks beside these outputs, or takes them beside these inputs."""
+        return self._plan(self.hints, keep, masked)
 
     def at(self, sizes: dict[str, int]) -> _native.NativePlan:
         """The plan for these values of the symbols."""
@@ -65,21 +79,33 @@ class Planner:
         return self
 
 
-def attach(gm: fx.GraphModule, optimization: Any, captured: Captured, most: int | None = None) -> str:
-    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none."""
+def attach(
+    gm: fx.GraphModule,
+    optimization: Any,
+    captured: Captured,
+    most: int | None = None,
+    plain: int | None = None,
+) -> str:
+    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none.
+
+    In a graph of a training step so many first results are ``plain``, and the others are kept for later.
+    """
     if any(isinstance(m, FusedCall) for m in gm.children()):
         return "no native plan: a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
-    results = output.all_input_nodes
-    if not all(_is_dense(value_of(n)) for n in results):
+    results = [n for n in pytree.arg_tree_leaves(*output.args) if isinstance(n, fx.Node)]
+    checked = results[:plain]
+    if not all(_is_dense(value_of(n)) for n in checked):
         return "no native plan: a result is not dense in eager"
-    if len({storage_of(n) for n in results}) != len(results):
+    if len({storage_of(n) for n in checked}) != len(checked):
         return "no native plan: results share memory"
     try:
-        planner = Planner(gm, optimization, captured, most)
+        planner = Planner(gm, optimization, captured, most, saved=plain is not None)
         described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
         return str(e)
+    if plain is not None and planner.symbols:
+        return "no native plan: a training step with open sizes"
     given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
     if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
         return "no native plan: a tensor that is part of the graph"
@@ -88,10 +114,23 @@ def attach(gm: fx.GraphModule, optimization: Any, captured: Captured, most: int 
             reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
             if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
                 return "no native plan: a call that only torch knows reads a tensor with gaps"
+    for result in described["results"][:plain] if plain is not None else ():
+        if result["given"] or result["offset"] or not _follows(result["shape"], result["strides"]):
+            return "no native plan: a result is a view"
     if len(described["calls"]) == len(described["steps"]):
         return "no native plan: no step has a kernel"
     gm.meta[PLAN] = planner
     return ""
+
+
+def _follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie one after the other."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +29,14 @@ class Optimization(Protocol):
     def report(self) -> str:
         """What was done, as JSON."""
 
-    def plan(self, sizes: dict[str, int]) -> _native.NativePlan:
-        """The program as a native plan at given sizes."""
+    def plan(
+        self,
+        sizes: dict[str, int],
+        saved: bool = False,
+        keep: Sequence[int] = (),
+        masked: Sequence[int] = (),
+    ) -> _native.NativePlan:
+        """The program as a native plan at given sizes; see ``_native.Optimization.plan``."""
 
     def graphs(self) -> str:
         """The programs in and out as lists of nodes, as JSON."""
@@ -66,10 +73,16 @@ class _Kept:
     def report(self) -> str:
         return self._report
 
-    def plan(self, sizes: dict[str, int]) -> _native.NativePlan:
+    def plan(
+        self,
+        sizes: dict[str, int],
+        saved: bool = False,
+        keep: Sequence[int] = (),
+        masked: Sequence[int] = (),
+    ) -> _native.NativePlan:
         if self._program is None:
-            return self._again.plan(sizes)
-        return _native.kept_plan(self._source[0], self._program, sizes)
+            return self._again.plan(sizes, saved, keep, masked)
+        return _native.kept_plan(self._source[0], self._program, sizes, saved, keep, masked)
 
     def graphs(self) -> str:
         return self._again.graphs()

@@ -17,6 +17,7 @@ use hypatia::ir::captured::Captured;
 use hypatia::ir::kept::Kept;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
+use hypatia::lower::plan::Wish;
 use hypatia::rules::{Numerics, soundness};
 use hypatia::{Optimized, Options, report};
 use pyo3::create_exception;
@@ -106,11 +107,25 @@ impl Optimization {
         guarded(py, || json(&self.optimized.report()))
     }
 
-    /// The program as a native plan at given values of its symbols; an error says why there is none.
-    #[pyo3(signature = (sizes = BTreeMap::new()))]
-    fn plan(&self, py: Python<'_>, sizes: BTreeMap<String, i64>) -> PyResult<plan::NativePlan> {
+    /// The program as a native plan at given values of its symbols; an error says why there is none. A plan of a training
+    /// step may return inputs and views (`saved`), keep masks beside outputs and take masks beside inputs.
+    #[pyo3(signature = (sizes = BTreeMap::new(), saved = false, keep = vec![], masked = vec![]))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        sizes: BTreeMap<String, i64>,
+        saved: bool,
+        keep: Vec<usize>,
+        masked: Vec<usize>,
+    ) -> PyResult<plan::NativePlan> {
+        let wish = Wish {
+            sizes,
+            saved,
+            keep,
+            masked,
+        };
         guarded(py, || {
-            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &sizes).map_err(failed)?;
+            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
         })
     }
@@ -171,14 +186,29 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
 
 /// The plan of a program that was kept, over the captured graph that it came from.
 #[pyfunction]
-fn kept_plan(py: Python<'_>, graph: &str, kept: &str, sizes: BTreeMap<String, i64>) -> PyResult<plan::NativePlan> {
+#[pyo3(signature = (graph, kept, sizes, saved = false, keep = vec![], masked = vec![]))]
+fn kept_plan(
+    py: Python<'_>,
+    graph: &str,
+    kept: &str,
+    sizes: BTreeMap<String, i64>,
+    saved: bool,
+    keep: Vec<usize>,
+    masked: Vec<usize>,
+) -> PyResult<plan::NativePlan> {
+    let wish = Wish {
+        sizes,
+        saved,
+        keep,
+        masked,
+    };
     guarded(py, || {
         let captured: Captured = serde_json::from_str(graph).map_err(failed)?;
         let kept: Kept = serde_json::from_str(kept).map_err(failed)?;
         let source = import::import(&captured).map_err(failed)?;
         let (program, weights) = kept.program(&source.leaves).map_err(failed)?;
         let results = captured.outputs.len();
-        let lowered = hypatia::lower::plan::lower_program(&program, weights, results, &sizes).map_err(failed)?;
+        let lowered = hypatia::lower::plan::lower_program(&program, weights, results, &wish).map_err(failed)?;
         Ok(plan::NativePlan::new(lowered))
     })
 }

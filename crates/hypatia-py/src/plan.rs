@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia::lower::plan::{Lowered, TorchCall};
+use hypatia::lower::plan::{Lowered, Returned, TorchCall};
 use hypatia::runtime::plan::{Memory, Plan, Runnable, Setting, Value};
 use hypatia::runtime::torch::{Argument, Call, DispatcherCall, Shim};
 use hypatia::ty::DType;
@@ -29,6 +29,9 @@ pub struct NativePlan {
     inputs: Vec<usize>,
     constants: Vec<usize>,
     calls: Vec<TorchCall>,
+    results: Vec<Returned>,
+    keeps: Vec<usize>,
+    masks: Vec<usize>,
 }
 
 impl NativePlan {
@@ -38,6 +41,9 @@ impl NativePlan {
             inputs: lowered.inputs.into_iter().map(usize::from).collect(),
             constants: lowered.constants.into_iter().map(usize::from).collect(),
             calls: lowered.calls,
+            results: lowered.results,
+            keeps: lowered.keeps,
+            masks: lowered.masks,
         }
     }
 
@@ -72,11 +78,14 @@ impl NativePlan {
 }
 
 #[derive(Serialize)]
-struct Description {
-    inputs: Vec<usize>,
-    constants: Vec<usize>,
+struct Description<'a> {
+    inputs: &'a [usize],
+    constants: &'a [usize],
     steps: Vec<String>,
-    calls: Vec<TorchCall>,
+    calls: &'a [TorchCall],
+    results: &'a [Returned],
+    keeps: &'a [usize],
+    masks: &'a [usize],
 }
 
 /// A dense tensor that a plan takes or makes.
@@ -106,10 +115,13 @@ impl NativePlan {
     /// Which nodes of the program are inputs and constants, and what the steps are, as JSON.
     fn describe(&self) -> PyResult<String> {
         json(&Description {
-            inputs: self.inputs.clone(),
-            constants: self.constants.clone(),
+            inputs: &self.inputs,
+            constants: &self.constants,
             steps: self.plan.steps.iter().map(|s| s.name()).collect(),
-            calls: self.calls.clone(),
+            calls: &self.calls,
+            results: &self.results,
+            keeps: &self.keeps,
+            masks: &self.masks,
         })
     }
 

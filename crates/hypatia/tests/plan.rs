@@ -9,7 +9,7 @@ use hypatia::eval::{Mode, Val};
 use hypatia::ir::kept::Kept;
 use hypatia::ir::node::Op;
 use hypatia::ir::text::{Weights, parse};
-use hypatia::lower::plan::{lower, lower_program};
+use hypatia::lower::plan::{Wish, lower, lower_program};
 use hypatia::random::Random;
 use hypatia::runtime::plan::{Memory, Setting};
 use hypatia::runtime::tuning::Database;
@@ -55,7 +55,7 @@ fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
     let program = parse(text, Weights::Frozen).unwrap();
     let results = program.node(program.root).children.len();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    let lowered = lower(&optimized, results, &BTreeMap::new()).unwrap();
+    let lowered = lower(&optimized, results, &Wish::default()).unwrap();
     let mut random = Random(7);
     let given: Vec<Val> = (program.leaves.inputs.iter())
         .map(|i| random.value(&i.ty).unwrap())
@@ -160,9 +160,9 @@ fn sizes_are_put_in_when_a_plan_is_made() {
     )
     .unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    assert!(lower(&optimized, 1, &BTreeMap::new()).is_err());
+    assert!(lower(&optimized, 1, &Wish::default()).is_err());
     for rows in [1, 3, 64] {
-        let lowered = lower(&optimized, 1, &BTreeMap::from([("s".into(), rows)])).unwrap();
+        let lowered = lower(&optimized, 1, &Wish::at(&BTreeMap::from([("s".into(), rows)]))).unwrap();
         let shapes: Vec<&[usize]> = lowered.plan.values.iter().map(|v| &v.shape[..]).collect();
         assert!(shapes.contains(&&[rows as usize, 2, 6][..]), "{shapes:?}");
         assert_eq!(
@@ -181,7 +181,7 @@ fn the_rest_is_a_call_into_torch() {
     ] {
         let program = parse(text, Weights::Live).unwrap();
         let optimized = optimize(&program, &Options::default()).unwrap();
-        let lowered = lower(&optimized, 1, &BTreeMap::new()).unwrap();
+        let lowered = lower(&optimized, 1, &Wish::default()).unwrap();
         assert_eq!(lowered.plan.steps[0].name(), name, "{text}");
         assert_eq!(lowered.calls[0].target, name, "{text}");
     }
@@ -197,7 +197,7 @@ fn what_has_no_plan_says_why() {
     for (text, why) in cases {
         let program = parse(text, Weights::Frozen).unwrap();
         let optimized = optimize(&program, &Options::default()).unwrap();
-        let error = lower(&optimized, 1, &BTreeMap::new()).unwrap_err().to_string();
+        let error = lower(&optimized, 1, &Wish::default()).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
     }
 }
@@ -212,9 +212,9 @@ fn a_program_that_was_written_down_has_the_same_plan() {
         let read: Kept = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
         assert_eq!(read, kept);
         let (again, weights) = read.program(&program.leaves).unwrap();
-        let lowered = lower_program(&again, weights, results, &BTreeMap::new()).unwrap();
+        let lowered = lower_program(&again, weights, results, &Wish::default()).unwrap();
         assert_eq!(lowered.plan.steps.len(), *steps, "{text}");
-        let first = lower(&optimized, results, &BTreeMap::new()).unwrap();
+        let first = lower(&optimized, results, &Wish::default()).unwrap();
         assert_eq!(
             (lowered.inputs, lowered.constants),
             (first.inputs, first.constants),

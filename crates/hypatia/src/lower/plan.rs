@@ -2,6 +2,7 @@
 //! as names, and calls into torch for the rest.
 
 mod calls;
+mod gradients;
 mod inline;
 mod pointwise;
 mod views;
@@ -17,10 +18,12 @@ use crate::ir::program::Program;
 use crate::ops::table;
 use crate::optimize::Optimized;
 use crate::runtime::cpu::linear::Activation;
-use crate::runtime::plan::{LinearStep, Machine, Operand, Plan, Task, Value, ValueId};
+use crate::runtime::plan::{Gradient, LinearStep, Machine, Operand, Plan, Task, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
 pub use calls::{CallOperand, TorchCall};
+use gradients::Gate;
 use inline::Inlined;
+use serde::Serialize;
 
 /// A plan, and what its inputs and constants are in the program that it came from.
 #[derive(Debug)]
@@ -33,31 +36,72 @@ pub struct Lowered {
     pub constants: Vec<Id>,
     /// Calls into torch, in the order of their steps.
     pub calls: Vec<TorchCall>,
+    /// What each result of the program is.
+    pub results: Vec<Returned>,
+    /// Outputs of the plan beside which the mask of a ReLU can be kept.
+    pub keeps: Vec<usize>,
+    /// Inputs of the plan that serve as the mask of a ReLU, and only so where their mask can be given instead.
+    pub masks: Vec<usize>,
+}
+
+/// A result of a program: an output or an input of its plan, as it is or seen otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Returned {
+    /// True for an input.
+    pub given: bool,
+    /// Its place among the plan's inputs or outputs.
+    pub at: usize,
+    /// Elements before the first.
+    pub offset: usize,
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Strides.
+    pub strides: Vec<isize>,
+    /// True if it is what is given or written, and no view.
+    pub whole: bool,
+}
+
+/// What a plan is to be made for.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// Values of symbols.
+    pub sizes: BTreeMap<String, i64>,
+    /// Results are kept for a backward pass: they may be inputs and views, and share memory.
+    pub saved: bool,
+    /// Outputs whose masks are outputs, too, after all others; see [`Lowered::keeps`].
+    pub keep: Vec<usize>,
+    /// Inputs whose masks are inputs, too, after all others; see [`Lowered::masks`].
+    pub masked: Vec<usize>,
+}
+
+impl Wish {
+    /// A plan of plain results at these sizes.
+    pub fn at(sizes: &BTreeMap<String, i64>) -> Wish {
+        Wish {
+            sizes: sizes.clone(),
+            ..Wish::default()
+        }
+    }
 }
 
 fn no_plan(why: impl Into<String>) -> Error {
     Error::Graph(format!("no native plan: {}", why.into()))
 }
 
-/// Lowers an optimized program with so many results, at given values of its symbols.
-pub fn lower(optimized: &Optimized, results: usize, sizes: &BTreeMap<String, i64>) -> Result<Lowered> {
-    lower_program(&optimized.output, &optimized.weights, results, sizes)
+/// Lowers an optimized program with so many results.
+pub fn lower(optimized: &Optimized, results: usize, wish: &Wish) -> Result<Lowered> {
+    lower_program(&optimized.output, &optimized.weights, results, wish)
 }
 
 /// Lowers a program of which it is known which nodes are made of weights only.
-pub fn lower_program(
-    output: &Program,
-    weights: &[bool],
-    results: usize,
-    sizes: &BTreeMap<String, i64>,
-) -> Result<Lowered> {
+pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &Wish) -> Result<Lowered> {
     let roots = &output.node(output.root).children;
     if roots.len() != results {
         return Err(no_plan("calls with effects"));
     }
-    let inlined = Inlined::new(output, &|id| weights[usize::from(id)], sizes)?;
+    let inlined = Inlined::new(output, &|id| weights[usize::from(id)], &wish.sizes)?;
     let device = device_of(&inlined.program)?;
-    Lowering::new(&inlined, device).lower()
+    Lowering::new(&inlined, device).lower(wish)
 }
 
 /// The device of all tensors.
@@ -102,6 +146,8 @@ struct Lowering<'a> {
     inside: Vec<bool>,
     /// Nodes that a region can compute.
     pointwise: Vec<bool>,
+    /// Steps that do nothing but mask a gradient.
+    gates: Vec<Gate>,
 }
 
 impl<'a> Lowering<'a> {
@@ -140,6 +186,7 @@ impl<'a> Lowering<'a> {
             items: FxHashMap::default(),
             calls: vec![],
             tails: FxHashMap::default(),
+            gates: vec![],
         };
         for id in program.reachable() {
             lowering.pointwise[usize::from(id)] = lowering.is_pointwise(id);
@@ -147,7 +194,7 @@ impl<'a> Lowering<'a> {
         lowering
     }
 
-    fn lower(mut self) -> Result<Lowered> {
+    fn lower(mut self, wish: &Wish) -> Result<Lowered> {
         let order: Vec<Id> = self
             .program
             .reachable()
@@ -173,16 +220,65 @@ impl<'a> Lowering<'a> {
                 self.step(*id)?;
             }
         }
+        let mut results = vec![];
         for id in self.program.node(self.program.root).children.clone() {
-            let result = self.result(id)?;
-            self.plan.outputs.push(result);
+            if wish.saved {
+                results.push(self.returned(id)?);
+                continue;
+            }
+            let value = self.result(id)?;
+            self.plan.outputs.push(value);
+            let whole = Operand::dense(value, &self.shape(id)?.0);
+            results.push(self.seen(&whole, false, self.plan.outputs.len() - 1));
         }
+        self.merge_sums();
+        let (keeps, masks) = (self.keeps(), self.masks());
+        wish.keep.iter().try_for_each(|at| self.keep(*at))?;
+        wish.masked.iter().try_for_each(|at| self.mask(*at))?;
         Ok(Lowered {
             plan: self.plan,
             inputs: self.inputs,
             constants: self.constants,
             calls: self.calls,
+            results,
+            keeps,
+            masks,
         })
+    }
+
+    /// A result that is kept for a backward pass.
+    fn returned(&mut self, id: Id) -> Result<Returned> {
+        let operand = self.operand(id)?;
+        if let Some(at) = self.plan.inputs.iter().position(|v| *v == operand.value) {
+            return Ok(self.seen(&operand, true, at));
+        }
+        if self.plan.constants.contains(&operand.value) {
+            return Err(no_plan("a result that is made of weights only"));
+        }
+        let known = self.plan.outputs.iter().position(|v| *v == operand.value);
+        let at = known.unwrap_or_else(|| {
+            self.plan.outputs.push(operand.value);
+            self.plan.outputs.len() - 1
+        });
+        let whole =
+            operand.is_dense() && operand.shape.iter().product::<usize>() == self.plan.values[operand.value].numel();
+        let factor = self.plan.steps.iter().any(|s| s.weights().contains(&operand.value));
+        if known.is_none() && whole && !factor {
+            // Made in the shape in which it is wanted, it needs no view.
+            self.plan.values[operand.value].shape.clone_from(&operand.shape);
+        }
+        Ok(self.seen(&operand, false, at))
+    }
+
+    fn seen(&self, operand: &Operand, given: bool, at: usize) -> Returned {
+        Returned {
+            whole: operand.offset == 0 && operand.is_dense() && self.plan.values[operand.value].shape == operand.shape,
+            given,
+            at,
+            offset: operand.offset,
+            shape: operand.shape.clone(),
+            strides: operand.strides.clone(),
+        }
     }
 
     fn is_attr(&self, id: Id) -> bool {
@@ -380,6 +476,7 @@ impl<'a> Lowering<'a> {
             (_, "split") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
+            _ if self.column_sum(id).is_some() => self.columns(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);
@@ -419,7 +516,7 @@ impl<'a> Lowering<'a> {
         let product = self
             .product(linear)
             .ok_or_else(|| no_plan("a product of another form"))?;
-        let (x, m, x_stride) = self.row_operand(product.x)?;
+        let (x, m, x_stride, x_transposed) = self.left(product.x)?;
         let w = self.whole(product.w)?;
         let b = product.b.map(|b| self.whole(b)).transpose()?;
         let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
@@ -434,8 +531,25 @@ impl<'a> Lowering<'a> {
             r: r.map(|(operand, _, stride)| (operand, stride)),
             activation: tail.activation,
             y,
+            gradient: Gradient {
+                x_transposed,
+                ..Gradient::default()
+            },
         }));
         Ok(())
+    }
+
+    /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.
+    fn left(&mut self, id: Id) -> Result<(Operand, usize, usize, bool)> {
+        let operand = self.operand(id)?;
+        if self.plan.machine == Machine::Cuda && operand.shape.len() == 2 && operand.rows().is_none() {
+            let lying = operand.permuted(&[1, 0]);
+            if let Some((_, stride)) = lying.rows() {
+                return Ok((lying, operand.shape[0], stride, true));
+            }
+        }
+        let (operand, m, stride) = self.row_operand(id)?;
+        Ok((operand, m, stride, false))
     }
 }
 

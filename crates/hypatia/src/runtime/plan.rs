@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use super::arena::Arenas;
 use super::cpu::linear::Packed;
-pub use super::step::{LinearStep, Machine, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId};
+pub use super::step::{
+    ColumnStep, Gradient, LinearStep, Machine, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId,
+};
 use super::torch::Call;
 use super::tuning::Database;
 use crate::error::Error;

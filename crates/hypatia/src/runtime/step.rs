@@ -52,6 +52,32 @@ pub struct LinearStep {
     pub activation: Activation,
     /// The result.
     pub y: ValueId,
+    /// What passes of a training step need beside; a GPU's kernels only.
+    pub gradient: Gradient,
+}
+
+/// What a product does beside for a forward or a backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gradient {
+    /// The rows of `x` are the columns of the product's left factor.
+    pub x_transposed: bool,
+    /// The sum of each row of the left factor is written: the gradient of a bias.
+    pub sums: Option<ValueId>,
+    /// Bits that tell where the result of a ReLU is positive are written.
+    pub keeps: Option<ValueId>,
+    /// The result is zero where such bits are not set.
+    pub masked: Option<ValueId>,
+}
+
+/// Sums over the first dimensions.
+#[derive(Debug)]
+pub struct ColumnStep {
+    /// What is summed.
+    pub x: Operand,
+    /// Over so many of its first dimensions.
+    pub rows: usize,
+    /// What is written.
+    pub output: ValueId,
 }
 
 /// A fused pointwise region.
@@ -108,6 +134,8 @@ pub enum Task {
     Region(Box<RegionStep>),
     /// An op on rows.
     Rows(Box<RowStep>),
+    /// Sums over rows, on a GPU.
+    Columns(Box<ColumnStep>),
     /// A call into torch.
     Torch(TorchStep),
 }
@@ -126,12 +154,13 @@ impl Task {
     /// Values that a step reads at every call.
     pub fn reads(&self) -> Vec<ValueId> {
         match self {
-            Task::Linear(l) => [Some(l.x.value), l.r.as_ref().map(|r| r.0.value)]
+            Task::Linear(l) => [Some(l.x.value), l.r.as_ref().map(|r| r.0.value), l.gradient.masked]
                 .into_iter()
                 .flatten()
                 .collect(),
             Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
+            Task::Columns(c) => vec![c.x.value],
             Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
         }
     }
@@ -147,9 +176,13 @@ impl Task {
     /// Values that a step writes.
     pub fn writes(&self) -> Vec<ValueId> {
         match self {
-            Task::Linear(l) => vec![l.y],
+            Task::Linear(l) => [Some(l.y), l.gradient.sums, l.gradient.keeps]
+                .into_iter()
+                .flatten()
+                .collect(),
             Task::Region(r) => r.outputs.clone(),
             Task::Rows(r) => vec![r.output],
+            Task::Columns(c) => vec![c.output],
             Task::Torch(t) => t.writes.clone(),
         }
     }
@@ -157,12 +190,20 @@ impl Task {
     /// What a step does, in words.
     pub fn name(&self) -> String {
         match self {
-            Task::Linear(l) => match l.activation {
-                Activation::None => "linear".into(),
-                other => format!("linear + {other:?}").to_lowercase(),
-            },
+            Task::Linear(l) => {
+                let mut name = String::from("linear");
+                if l.activation != Activation::None {
+                    name += &format!(" + {:?}", l.activation).to_lowercase();
+                }
+                let g = &l.gradient;
+                for (used, what) in [(g.keeps, " + mask"), (g.masked, ", masked"), (g.sums, ", sums")] {
+                    name += if used.is_some() { what } else { "" };
+                }
+                name
+            }
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
+            Task::Columns(c) => format!("column sums of {:?}", c.x.shape),
             Task::Torch(t) => t.name.clone(),
         }
     }

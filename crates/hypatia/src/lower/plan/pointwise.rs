@@ -21,6 +21,7 @@ impl Lowering<'_> {
         let result = self.code(root, &mut made)?;
         let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
         let y = self.new_value(root)?;
+        self.note_gate(root, y, &made.inputs);
         let dense = dense_strides(&shape);
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region,
@@ -37,7 +38,7 @@ impl Lowering<'_> {
         let Ok((shape, _)) = self.shape(id) else {
             return false;
         };
-        if lane(self.name(id)).is_none() {
+        if lane(self.name(id)).is_none() && self.name(id) != "relu_backward" {
             return false;
         }
         let mut made = Making::over(&shape);
@@ -221,6 +222,17 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Zero where the result of a ReLU is, else its gradient.
+    fn gate(&self, id: Id, g: Id, x: Id, made: &mut Making) -> Result<usize> {
+        let (_, dtype) = self.shape(id)?;
+        let (g, x) = (self.code(g, made)?, self.code(x, made)?);
+        let zero = made.constant(0.0, dtype)?;
+        let off = made.push(Instruction::new(Lane::Le, [x, zero]));
+        let place = made.push(Instruction::new(Lane::Where, [off, zero, g]));
+        made.place.insert(id, place);
+        Ok(place)
+    }
+
     fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
         if let Some(place) = made.place.get(&id) {
             return Ok(*place);
@@ -228,6 +240,9 @@ impl Lowering<'_> {
         let (_, dtype) = self.shape(id)?;
         let name = self.name(id);
         let children = self.program.node(id).children.clone();
+        if let ("relu_backward", &[g, x]) = (name, &children[..]) {
+            return self.gate(id, g, x, made);
+        }
         let op = match name {
             "cast" => Lane::Cast(dtype),
             _ => lane(name).ok_or_else(|| no_plan(format!("the op {name}")))?,
@@ -257,14 +272,13 @@ impl Lowering<'_> {
                 }
             }
         }
-        made.code.push(Instruction::new(op, args));
-        let place = made.dtypes.len() + made.code.len() - 1;
+        let place = made.push(Instruction::new(op, args));
         made.place.insert(id, place);
         Ok(place)
     }
 }
 
-struct Making {
+pub(super) struct Making {
     shape: Vec<usize>,
     inputs: Vec<Operand>,
     dtypes: Vec<DType>,
@@ -283,7 +297,13 @@ impl Making {
         }
     }
 
-    fn constant(&mut self, number: f64, dtype: DType) -> Result<usize> {
+    /// Adds an instruction; its place.
+    pub(super) fn push(&mut self, instruction: Instruction) -> usize {
+        self.code.push(instruction);
+        self.dtypes.len() + self.code.len() - 1
+    }
+
+    pub(super) fn constant(&mut self, number: f64, dtype: DType) -> Result<usize> {
         let scalar = if dtype.is_float() {
             Scalar::Float(number)
         } else if number.fract() == 0.0 {
@@ -291,8 +311,7 @@ impl Making {
         } else {
             return Err(no_plan("a fraction among integers"));
         };
-        self.code.push(Instruction::new(Lane::Constant(scalar, dtype), []));
-        Ok(self.dtypes.len() + self.code.len() - 1)
+        Ok(self.push(Instruction::new(Lane::Constant(scalar, dtype), [])))
     }
 }
 

@@ -1,19 +1,20 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
+mod product;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::codegen::{self, Operand as Lying};
 use super::driver::{Device, Stream};
-use super::gemm::{Budget, Epilogue, Gemm, Operands, Problem, Scratch, Tuned, record_key, scratch_bytes, tune};
+use super::gemm::{Budget, Operands};
 use super::kernel::Loaded;
 use super::replay::Replay;
 use super::{Error, Result};
-use crate::runtime::cpu::linear::Activation;
 use crate::runtime::operand::dense_strides;
 use crate::runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
 use crate::runtime::torch::{Call, Strided};
-use crate::runtime::tuning::{Database, Entry, Key};
-use crate::ty::DType;
+use crate::runtime::tuning::Database;
+use product::{Product, Sums};
 
 /// Addresses that torch's allocator hands out are multiples of this.
 const ALIGNMENT: usize = 16;
@@ -37,7 +38,8 @@ pub struct Setting<'a> {
 
 enum Ready {
     Nothing,
-    Product(Box<Gemm>),
+    Product(Box<Product>),
+    Sums(Sums),
     Kernel(Loaded),
 }
 
@@ -87,11 +89,15 @@ impl Bound {
         for step in &plan.steps {
             steps.push(match step {
                 Task::Linear(l) => {
-                    let problem = problem(&plan, l, setting.tf32)?;
                     // SAFETY: promised by the caller.
-                    let gemm = unsafe { tuned(device, problem, &mut setting)? };
-                    workspace = workspace.max(gemm.workspace());
-                    Ready::Product(Box::new(gemm))
+                    let product = unsafe { Product::new(device, &plan, l, &mut setting)? };
+                    workspace = workspace.max(product.workspace());
+                    Ready::Product(Box::new(product))
+                }
+                Task::Columns(c) => {
+                    let sums = Sums::new(device, &plan, &c.x, c.rows)?;
+                    workspace = workspace.max(sums.workspace());
+                    Ready::Sums(sums)
                 }
                 Task::Region(r) => {
                     let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
@@ -189,19 +195,14 @@ impl Bound {
         };
         let operand = |o: &Operand| Ok(value(o.value)? + (o.offset * self.plan.values[o.value].dtype.size()) as u64);
         match (step, ready) {
-            (Task::Linear(l), Ready::Product(gemm)) => {
-                let residual = l.r.as_ref().map(|(r, _)| operand(r)).transpose()?;
-                let operands = Operands {
-                    left: operand(&l.x)?,
-                    right: value(l.w)?,
-                    residual: residual.unwrap_or(0),
-                    bias: l.b.map(value).transpose()?.unwrap_or(0),
-                    aux: 0,
-                    out: value(l.y)?,
-                    workspace: arena + self.values as u64,
-                };
+            (Task::Linear(l), Ready::Product(product)) => {
+                let operands = self.operands(l, &value, &operand, arena)?;
                 // SAFETY: promised by the caller.
-                unsafe { gemm.launch(stream, &operands) }
+                unsafe { product.launch(stream, operands, l.gradient.sums.map(value).transpose()?) }
+            }
+            (Task::Columns(c), Ready::Sums(sums)) => {
+                // SAFETY: promised by the caller.
+                unsafe { sums.launch(stream, operand(&c.x)?, arena + self.values as u64, value(c.output)?) }
             }
             (Task::Region(r), Ready::Kernel(kernel)) => {
                 let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
@@ -226,6 +227,26 @@ impl Bound {
             (Task::Torch(t), _) => self.torch(t, &value),
             _ => Err(Error::unsupported("a step without a kernel")),
         }
+    }
+
+    /// Where the operands of a product are; sums are not among them.
+    fn operands(
+        &self,
+        l: &LinearStep,
+        value: &dyn Fn(ValueId) -> Result<u64>,
+        operand: &dyn Fn(&Operand) -> Result<u64>,
+        arena: u64,
+    ) -> Result<Operands> {
+        let given = |id: Option<ValueId>| id.map_or(Ok(0), value);
+        Ok(Operands {
+            left: operand(&l.x)?,
+            right: value(l.w)?,
+            residual: l.r.as_ref().map_or(Ok(0), |(r, _)| operand(r))?,
+            bias: given(l.b)?,
+            aux: given(l.gradient.keeps.or(l.gradient.masked))?,
+            out: value(l.y)?,
+            workspace: arena + self.values as u64,
+        })
     }
 
     fn torch(&self, t: &TorchStep, value: &dyn Fn(ValueId) -> Result<u64>) -> Result<()> {
@@ -278,65 +299,4 @@ fn alignment(bytes: usize) -> usize {
         0 => ALIGNMENT,
         _ => (1 << bytes.trailing_zeros()).min(ALIGNMENT),
     }
-}
-
-fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
-    let weight = &plan.values[l.w];
-    let Some((n, k)) = l.sizes(&weight.shape) else {
-        return Err(Error::unsupported("a weight that is no matrix"));
-    };
-    let mut problem = Problem::new(weight.dtype, [l.m, n, k], [false, !l.transposed]);
-    problem.tf32 = tf32;
-    problem.left.ld = if l.m > 1 { l.x_stride } else { k };
-    let mut aligned = alignment(l.x.offset * weight.dtype.size());
-    if let Some((r, stride)) = &l.r {
-        problem = problem.with_residual();
-        if let Some(residual) = &mut problem.residual {
-            residual.ld = if l.m > 1 { *stride } else { n };
-        }
-        aligned = aligned.min(alignment(r.offset * weight.dtype.size()));
-    }
-    problem.alignment = aligned as u32;
-    Ok(problem.with_epilogue(match (l.activation, l.b.is_some()) {
-        (Activation::None, false) => Epilogue::None,
-        (Activation::None, true) => Epilogue::Bias,
-        (Activation::Relu, false) => Epilogue::Relu,
-        (Activation::Relu, true) => Epilogue::ReluBias,
-        (Activation::GeluTanh, false) if weight.dtype != DType::F32 => Epilogue::Gelu,
-        (Activation::GeluTanh, true) if weight.dtype != DType::F32 => Epilogue::GeluBias,
-        (other, _) => return Err(Error::unsupported(format!("a product with {other:?}"))),
-    }))
-}
-
-/// A product by the algorithm that the database knows, or that is found now.
-///
-/// # Safety
-/// `memory` gives memory of the device.
-unsafe fn tuned(device: &'static Device, problem: Problem, setting: &mut Setting<'_>) -> Result<Gemm> {
-    let key = Key {
-        device: device.name().into(),
-        libraries: record_key(device, &problem)?,
-        op: "gemm".into(),
-        shape: vec![problem.batch, problem.m, problem.n, problem.k],
-        dtype: problem.input.name().into(),
-        layout: String::new(),
-        threads: 0,
-    };
-    let known = setting.database.get(&key);
-    let known = known.and_then(|e| serde_json::from_slice::<Tuned>(&e.data).ok());
-    if let Some(gemm) = known.and_then(|tuned| Gemm::new(device, problem, &tuned).ok()) {
-        return Ok(gemm);
-    }
-    let bytes = scratch_bytes(&problem, &setting.budget);
-    let scratch = Scratch {
-        address: (setting.memory)(bytes)?,
-        bytes,
-    };
-    // SAFETY: promised by the caller.
-    let found = unsafe { tune(&problem, setting.stream, scratch, &setting.budget)? };
-    let times = [("best".to_string(), found.best.microseconds)].into();
-    let data = serde_json::to_vec(&found.best).unwrap_or_default();
-    let chosen = format!("{:x?}", found.best.algorithm);
-    setting.database.put(key, Entry { chosen, times, data });
-    Gemm::new(device, problem, &found.best)
 }

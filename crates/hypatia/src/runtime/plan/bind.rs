@@ -7,7 +7,7 @@ use std::time::Instant;
 use half::bf16;
 
 use super::{
-    LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice,
+    Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice,
 };
 use crate::error::Result;
 use crate::runtime::arena::{Arenas, Life, place};
@@ -49,6 +49,9 @@ impl Plan {
         let start = Instant::now();
         for step in &self.steps {
             weights.push(match step {
+                Task::Linear(l) if l.gradient != Gradient::default() => {
+                    return Err(broken("a step of a GPU"));
+                }
                 Task::Linear(l) => {
                     let left = Setting {
                         limit: setting.limit.saturating_sub(start.elapsed()),
@@ -63,6 +66,7 @@ impl Plan {
                         bias: l.b.map(given).transpose()?,
                     })
                 }
+                Task::Columns(_) => return Err(broken("a step of a GPU")),
                 Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }

@@ -50,6 +50,7 @@ impl Runnable {
                     Task::Linear(l) => unsafe { self.linear(threads, l, weights.as_ref(), &memory) },
                     Task::Region(r) => unsafe { self.region(threads, r, &memory) },
                     Task::Rows(r) => unsafe { self.rows(threads, r, &memory) },
+                    Task::Columns(_) => Err(broken("a step of a GPU")),
                     Task::Torch(t) => unsafe { self.torch(t, &memory) },
                 };
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;

@@ -116,10 +116,10 @@ extern "C" __global__ void compare(
         float want = before;
         if (epilogue == 2 || epilogue == 6 || epilogue == 134) want = before < 0.0f ? 0.0f : before;
         if (epilogue == 32 || epilogue == 36 || epilogue == 164) want = gelu(before);
-        if (epilogue == 134 || epilogue == 152) {
+        if (epilogue == 134 || epilogue == 136 || epilogue == 152) {
             const i64 bit = r * aux_ld + c;
             const bool set = ((const unsigned char*)aux)[bit / 8] >> (bit % 8) & 1;
-            if (epilogue == 152 && !set) want = 0.0f;
+            if (epilogue != 134 && !set) want = 0.0f;
             if (epilogue == 134 && set != (before > 0.0f)) report(worst, fabsf(before), absolute);
         }
         if (epilogue == 164) {

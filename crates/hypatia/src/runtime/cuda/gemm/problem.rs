@@ -24,7 +24,9 @@ pub enum Epilogue {
     ReluAuxBias,
     /// `gelu(v + bias)`; `v + bias` is kept.
     GeluAuxBias,
-    /// `v` where the bit that was kept is set, else zero; and the sum of each column of that.
+    /// `v` where the bit that was kept is set, else zero.
+    Drelu,
+    /// The same; and the sum of each column of that.
     DreluSum,
     /// `v · gelu'(x)` with the `x` that was kept; and the sum of each column of that.
     DgeluSum,
@@ -45,7 +47,7 @@ pub(super) enum Sums {
 
 impl Epilogue {
     /// All of them.
-    pub const ALL: [Epilogue; 12] = [
+    pub const ALL: [Epilogue; 13] = [
         Epilogue::None,
         Epilogue::Bias,
         Epilogue::Relu,
@@ -54,6 +56,7 @@ impl Epilogue {
         Epilogue::GeluBias,
         Epilogue::ReluAuxBias,
         Epilogue::GeluAuxBias,
+        Epilogue::Drelu,
         Epilogue::DreluSum,
         Epilogue::DgeluSum,
         Epilogue::SumLeft,
@@ -71,6 +74,7 @@ impl Epilogue {
             Epilogue::GeluBias => ("gelu_bias", 36),
             Epilogue::ReluAuxBias => ("relu_aux_bias", 134),
             Epilogue::GeluAuxBias => ("gelu_aux_bias", 164),
+            Epilogue::Drelu => ("drelu", 136),
             Epilogue::DreluSum => ("drelu_sum", 152),
             Epilogue::DgeluSum => ("dgelu_sum", 208),
             Epilogue::SumLeft => ("sum_left", 512),
@@ -118,9 +122,14 @@ impl Epilogue {
         self.number() & 128 != 0
     }
 
+    /// True if what the forward pass kept is read.
+    pub(super) fn reads_aux(self) -> bool {
+        matches!(self, Epilogue::Drelu | Epilogue::DreluSum | Epilogue::DgeluSum)
+    }
+
     /// True if what is kept is a bit for each element.
     pub(super) fn aux_is_bits(self) -> bool {
-        matches!(self, Epilogue::ReluAuxBias | Epilogue::DreluSum)
+        matches!(self, Epilogue::ReluAuxBias | Epilogue::Drelu | Epilogue::DreluSum)
     }
 }
 

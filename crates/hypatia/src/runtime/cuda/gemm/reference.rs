@@ -135,7 +135,7 @@ impl<'a> Reference<'a> {
             if p.epilogue.sums().is_some() {
                 self.stream.fill(at.bias, 0xff, p.bias_len() * p.output.size())?;
             }
-            if p.epilogue.has_aux() && p.epilogue.sums().is_none() {
+            if p.epilogue.has_aux() && !p.epilogue.reads_aux() {
                 // Bits of a mask have no NaN; any pattern that is not the result will do.
                 self.stream.fill(at.aux, 0xff, p.aux_bytes())?;
             }
