@@ -1,4 +1,4 @@
-"""Training steps on a GPU: forward and backward through hypatia.compile beside eager, a recorded step, Inductor, XLA.
+"""Training steps on a GPU: hypatia.compile beside eager, eager recorded as one graph, Inductor and XLA.
 
     python3 tests_gpu/training.py [--only WORD...] [--without BACKEND...] [--json FILE]
 
@@ -161,9 +161,8 @@ def measured(model: nn.Module, inputs: Any, makers: dict[str, Callable[..., Step
             cells[name] = {"compile_s": taken, "error": max(errors)}
             steps[name] = step
             if hasattr(step, "call"):
-                cells[name]["forms"] = str(
-                    [(t.step and (t.step.times, [type(p.latest()).__name__ for p in t.step._passes])) for t in step.call._trained.values()]
-                )
+                steps_made = [t.step for t in step.call._trained.values() if t.step is not None]
+                cells[name]["forms_us"] = [{f: 1e6 * s for f, s in made.times.items()} for made in steps_made]
         except Exception as reason:
             cells[name] = {"reason": f"{type(reason).__name__}: {reason}"[:300]}
     once = block(steps["eager"], (), 3)
@@ -191,8 +190,11 @@ def line(row: dict[str, Any]) -> str:
     peers = [n for n in cells if n != "hypatia"]
     times = " | ".join(f"{c['us']:.1f}" if "us" in c else "-" for c in cells.values())
     ours = cells["hypatia"]
-    text = f"| {row['case']} {row['dtype']} | {times} | {over(row, ['eager']):.2f}x | {over(row, peers):.2f}x | "
-    text += f"{ours.get('compile_s', 0):.2f} | {ours.get('error', float('nan')):.1e} ({cells['eager']['error']:.1e}) |"
+    text = (
+        f"| {row['case']} {row['dtype']} | {times} | {over(row, ['eager']):.2f}x | {over(row, peers):.2f}x | "
+    )
+    text += f"{ours.get('compile_s', 0):.2f} | {ours.get('error', float('nan')):.1e} "
+    text += f"({cells['eager']['error']:.1e}) |"
     failed = "; ".join(f"{n}: {c['reason']}" for n, c in cells.items() if "reason" in c)
     return text + (f"  {failed}" if failed else "")
 

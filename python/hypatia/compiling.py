@@ -8,6 +8,8 @@ need no search. With gradients on, an autograd function runs the compiled forwar
 from __future__ import annotations
 
 import logging
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -294,8 +296,11 @@ class _Trained:
     """The model compiled for training: forward and backward graphs behind one autograd function."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        self.model = model
         self.parts = _Parts(model)
         self.reports: list[GraphReport] = []
+        self.eager = False
+        """The model trains faster as it is."""
         self.step: Step | None = None
         """Runs both graphs without what AOTAutograd does around them."""
         self._run: Callable[..., Any] | None = None
@@ -313,6 +318,9 @@ class _Trained:
                 self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
             self._single = self._spec.is_leaf()
             self.step = step_of(gm, leaves, passes)
+            if self.step is not None and any(t.is_cuda for t in leaves):
+                asked = Options.parse(options).backward_in_caller
+                self.step.in_caller = torch.cuda.device_count() == 1 if asked is None else asked
         except Exception:
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
 
@@ -321,22 +329,60 @@ class _Trained:
         """Whether the model could be compiled here."""
         return self._run is not None
 
+    def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
+        """Keeps the fastest form of the step, or eager if that is faster than all of them."""
+        devices = [t.device for t in leaves if t.is_cuda]
+        with torch.random.fork_rng(sorted({d.index for d in devices})):
+            step.settle(leaves)
+            if step.settled and self._positional:
+                times = self._timed(step, leaves)
+                step.times |= times
+                self.eager = times["eager"] < 0.97 * times["compiled"]
+
+    def _timed(self, step: Step, leaves: Sequence[Any]) -> dict[str, float]:
+        """What a step takes, with all that autograd does."""
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+        wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
+        wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
+
+        def once(call: Callable[[], Any]) -> float:
+            wait()
+            start = time.perf_counter()
+            results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
+            torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
+            wait()
+            return time.perf_counter() - start
+
+        forms = {"compiled": lambda: step(leaves), "eager": lambda: self.model(*leaves)}
+        taken: dict[str, list[float]] = {name: [] for name in forms}
+        begun = time.perf_counter()
+        while len(taken["eager"]) < 3 or (len(taken["eager"]) < 15 and time.perf_counter() - begun < 0.1):
+            for name, call in forms.items():
+                taken[name].append(once(call))
+        return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
     def accepts(self, args: tuple[Any, ...]) -> bool:
         """Whether these inputs and the model are as they were, at a glance."""
         return (
             self._positional
             and len(args) == len(self._kinds)
             and all(_trained_kind(a) == kind for a, kind in zip(args, self._kinds, strict=True))
-            and all(p.requires_grad is wanted for p, wanted in self._wanted)
-            and self.parts.hold()
+            and (self.eager or self._holds())
         )
 
+    def _holds(self) -> bool:
+        return all(p.requires_grad is wanted for p, wanted in self._wanted) and self.parts.hold()
+
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        run = self.step
-        if run is not None and not torch._C._are_functorch_transforms_active():
-            results = run(leaves)
-        else:
+        step = self.step
+        if step is None or torch._C._are_functorch_transforms_active():
             results = self._run(*leaves)
+        else:
+            if not step.settled and step.ready:
+                self._settle(step, leaves)
+            if self.eager:
+                return self.model(*leaves)
+            results = step(leaves)
         return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
 
 

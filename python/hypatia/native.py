@@ -58,6 +58,7 @@ class NativeGraph:
         nodes = {n.name: n for n in gm.graph.nodes}
         position = {n: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.steps: list[str] = described["steps"]
+        self.calls = len(described["calls"])
         self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
         self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
         sources = {n for i in described["constants"] for n in _sources(self._node[i])}

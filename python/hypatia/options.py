@@ -58,6 +58,13 @@ class Options:
         default=None,
         metadata={"doc": "bytes that packed, folded and merged copies of weights may take; None: no limit"},
     )
+    backward_in_caller: bool | None = dataclasses.field(
+        default=None,
+        metadata={
+            "doc": "on a GPU, run backward passes of `hypatia.compile` in the thread that asks for them, not "
+            "in autograd's, which saves two hand-overs a step; None: where there is one GPU"
+        },
+    )
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:

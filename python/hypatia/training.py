@@ -10,7 +10,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from . import _native
 from .backend import Pass
 from .capture import value_of
 from .native import NativeGraph, distance
+from .recorded_step import RecordedStep
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +27,27 @@ _TIMED = 7
 """Steps of each form that are timed, beside one that is not."""
 
 
+Tensors = Sequence[Any]
+Forward = Callable[[list[Any]], tuple[Tensors, Tensors, Any]]
+Backward = Callable[[Tensors, Any, list[Any]], Tensors]
+
+
+class Passes(NamedTuple):
+    """What runs the forward and the backward pass."""
+
+    forward: Forward
+    """Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
+    backward: Backward
+    """Takes what was kept, and tangents; returns gradients."""
+
+
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> Any:
+    def forward(ctx: Any, called: tuple[Step, bool], *primals: torch.Tensor) -> Any:
+        step, ctx.taken = called
         passes = step.passes
-        returned = passes.forward(list(primals))
-        results, saved = returned[: step.count], returned[step.count :]
-        ctx.passes = passes
+        results, saved, ctx.besides = passes.forward(list(primals))
+        ctx.run = passes.backward
         ctx.step = step
         ctx.save_for_backward(*saved)
         if step.plain:
@@ -46,11 +61,17 @@ class _Function(torch.autograd.Function):
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
     step = ctx.step
+    if ctx.taken:
+        torch.autograd.Variable._execution_engine.queue_callback(_give_back)
     given = [
         t if t.stride() == strides else t.contiguous()
         for t, strides in zip([tangents[i] for i in step.wanted], step.strides, strict=True)
     ]
-    return (None, *ctx.passes.backward([*ctx.saved_tensors, *given], len(given)))
+    return (None, *ctx.run(ctx.saved_tensors, ctx.besides, given))
+
+
+def _give_back() -> None:
+    torch._C._set_multithreading_enabled(True)
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
@@ -60,20 +81,6 @@ _apply = super(torch.autograd.Function, _Function).apply
 """Without what PyTorch does for its function transforms, which are not active here."""
 
 
-class Passes:
-    """What runs the forward and the backward graph."""
-
-    def __init__(
-        self,
-        forward: Callable[[list[Any]], Sequence[Any]],
-        backward: Callable[[list[Any], int], Sequence[Any]],
-    ) -> None:
-        self.forward = forward
-        """Takes what the graph takes."""
-        self.backward = backward
-        """Takes what was kept, the tangents, and how many these are."""
-
-
 class Step:
     """A model's training step: called with its inputs, it returns results that know their gradients."""
 
@@ -81,75 +88,105 @@ class Step:
         self, parameters: Sequence[torch.Tensor], forward: Pass, backward: Pass, results: Sequence[Any]
     ) -> None:
         self.parameters = parameters
-        self._passes = (forward, backward)
+        self._graphs = (forward, backward)
         self.count = len(results)
         self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
         self.plain = [i for i, r in enumerate(results) if not r.requires_grad]
         inputs = backward.graph.find_nodes(op="placeholder")
         self.strides = [value_of(n).stride() for n in inputs[len(inputs) - len(self.wanted) :]]
-        self.passes = Passes(
-            lambda args: forward.latest()(args),
-            lambda args, _: backward.latest()(args),
+        self.passes = self._as_they_are(
+            lambda args: forward.latest()(args), lambda args: backward.latest()(args)
         )
-        self._tried = False
+        self.settled = False
+        self.in_caller = False
+        """Backward passes run in the thread that asks for them."""
         self.times: dict[str, float] = {}
+        """Seconds of a step in each form, once they were compared."""
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model."""
-        if not self._tried:
-            self._settle(inputs)
-        return _apply(self, *self.parameters, *inputs)
+        taken = self.in_caller and torch._C._is_multithreading_enabled()
+        if taken:
+            # Autograd asks for it when the backward pass begins; at the end of that it is as it was.
+            torch._C._set_multithreading_enabled(False)
+        return _apply((self, taken), *self.parameters, *inputs)
 
-    def _settle(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Once both passes are verified: keeps the fastest form of them that computes the same."""
-        forward, backward = (p.latest() for p in self._passes)
-        if not all(p.settled() for p in self._passes):
-            return
+    def _as_they_are(
+        self, forward: Callable[[list[Any]], Any], backward: Callable[[list[Any]], Any]
+    ) -> Passes:
+        count = self.count
+
+        def first(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+            returned = forward(args)
+            return returned[:count], returned[count:], None
+
+        return Passes(first, lambda saved, _, tangents: backward([*saved, *tangents]))
+
+    @property
+    def ready(self) -> bool:
+        """Whether both passes are verified, so that forms of them can be compared."""
+        return all(p.settled() for p in self._graphs)
+
+    def settle(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Keeps the fastest form of the passes that computes the same."""
+        forward, backward = (p.latest() for p in self._graphs)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
-        self._tried = True
-        self.passes = Passes(forward, lambda args, _: backward(args))
-        native = isinstance(forward, NativeGraph) and isinstance(backward, NativeGraph)
-        if not native or not (forward.native and backward.native):
+        self.settled = True
+        self.passes = self._as_they_are(forward, backward)
+        if not any(t.is_cuda for t in inputs):
             return
-        primals = [p.detach() for p in (*self.parameters, *inputs)]
-        try:
-            masked = _Masked.of(forward, backward, self.count)
-            if masked is None:
-                return
-            forms = {"plain": self.passes, "masked": Passes(masked.forward, masked.backward)}
-            with torch.no_grad():
-                self.times = _compare(forms, primals, self.count, self._tangents(primals))
-        except _native.HypatiaError as e:
-            log.info("masks of ReLU are not kept as bits: %s", e)
-            return
-        if self.times.get("masked", torch.inf) < self.times["plain"]:
-            self.passes = forms["masked"]
+        primals = [t.detach() for t in (*self.parameters, *inputs)]
+        forms = {"plain": self.passes}
+        native = [isinstance(f, NativeGraph) and f.native for f in (forward, backward)]
+        with torch.no_grad():
+            results = self.passes.forward(list(primals))[0]
+            tangents = [torch.ones_like(results[i]) for i in self.wanted]
+            if all(native):
+                self._add(forms, "masked", lambda: masked(forward, backward, self.count))
+            if not all(native) or forward.calls or backward.calls:
+                self._add(forms, "recorded", lambda: self._recorded(primals, tangents))
+            self.times = _compare(forms, primals, tangents)
+        self.passes = forms[min(self.times, key=self.times.__getitem__)]
 
-    def _tangents(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = self.passes.forward(list(primals))
-        return [torch.ones_like(results[i]) for i in self.wanted]
+    def _recorded(self, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
+        step = RecordedStep(*self.passes, primals, len(self.parameters), tangents)
+        return Passes(step.forward, step.backward)
+
+    def _add(self, forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
+        try:
+            made = make()
+        except (_native.HypatiaError, RuntimeError) as e:
+            log.info("no %s training step: %s", name, e)
+            return
+        if made is not None:
+            forms[name] = made
 
 
 def _compare(
-    forms: dict[str, Passes], primals: Sequence[torch.Tensor], count: int, tangents: Sequence[torch.Tensor]
+    forms: dict[str, Passes], primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
 ) -> dict[str, float]:
-    """Seconds of a step in each form whose gradients are those of the first."""
+    """Seconds of a step in each form whose results and gradients are those of the first."""
 
-    def step(passes: Passes) -> Sequence[Any]:
-        saved = passes.forward(list(primals))[count:]
-        return passes.backward([*saved, *tangents], len(tangents))
+    def step(passes: Passes) -> list[Any]:
+        results, saved, besides = passes.forward(list(primals))
+        return [*results, *passes.backward(saved, besides, list(tangents))]
 
-    found = {name: step(passes) for name, passes in forms.items()}
-    expected = next(iter(found.values()))
-    for name, got in found.items():
+    expected: list[Any] | None = None
+    right: dict[str, Passes] = {}
+    for name, passes in forms.items():
+        got = step(passes)
+        expected = got if expected is None else expected
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
-        if any(distance(a, b) > 1 for a, b in pairs):
-            log.warning("gradients of a %s training step are wrong; it is not used", name)
-            forms = {n: p for n, p in forms.items() if n != name}
-    taken: dict[str, list[float]] = {name: [] for name in forms}
+        if all(distance(a, b) <= 1 for a, b in pairs):
+            right[name] = passes
+        else:
+            log.warning("a %s training step is wrong; it is not used", name)
+    if len(right) == 1:
+        return dict.fromkeys(right, 0.0)
+    taken: dict[str, list[float]] = {name: [] for name in right}
     for _ in range(1 + _TIMED):
-        for name, passes in forms.items():
+        for name, passes in right.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(3):
@@ -159,50 +196,35 @@ def _compare(
     return {name: statistics.median(times[1:]) / 3 for name, times in taken.items()}
 
 
-class _Masked:
-    """Both passes by plans that hand the masks of ReLUs over as bits, one for each element."""
+def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | None:
+    """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks."""
+    keeps = {place - count: output for place, output in forward.keeps.items()}
+    pairs = [(keeps[place], taken) for place, taken in backward.masks.items() if place in keeps]
+    if not pairs:
+        return None
+    kept, taken = zip(*pairs, strict=True)
+    first = forward.bound_to(forward.planner.with_masks(keep=kept))
+    second = backward.bound_to(backward.planner.with_masks(masked=taken))
 
-    def __init__(self, graphs: tuple[NativeGraph, NativeGraph], bound: tuple[Any, Any], bits: int) -> None:
-        self._graphs = graphs
-        self._bound = bound
-        self._bits = bits
-
-    @staticmethod
-    def of(forward: NativeGraph, backward: NativeGraph, count: int) -> _Masked | None:
-        """The pair, if there are masks that one pass can keep and the other take."""
-        keeps = {place - count: output for place, output in forward.keeps.items()}
-        pairs = [(keeps[place], taken) for place, taken in backward.masks.items() if place in keeps]
-        if not pairs:
-            return None
-        kept, taken = zip(*pairs, strict=True)
-        bound = (
-            forward.bound_to(forward.planner.with_masks(keep=kept)),
-            backward.bound_to(backward.planner.with_masks(masked=taken)),
-        )
-        return _Masked((forward, backward), bound, len(pairs))
-
-    def forward(self, args: list[Any]) -> Sequence[Any]:
-        """Results and what is kept, the bits last; no bits where torch's ops have to run."""
-        graph = self._graphs[0]
-        if torch._C._len_torch_dispatch_stack():
-            return graph(args)
-        outputs = self._bound[0](graph.lead(), *[args[i] for i in graph.inputs])
-        if outputs is None:
-            return graph(args)
-        return [*graph.finished(args, outputs), *outputs[-self._bits :]]
-
-    def backward(self, args: list[Any], tangents: int) -> Sequence[Any]:
-        """Gradients."""
-        graph = self._graphs[1]
-        extra = len(args) - graph.arity
-        if not extra:
-            return graph(args)
-        saved = graph.arity - tangents
-        bits, args = args[saved : saved + extra], args[:saved] + args[saved + extra :]
+    def run(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
         outputs = None
         if not torch._C._len_torch_dispatch_stack():
-            outputs = self._bound[1](graph.lead(), *[args[i] for i in graph.inputs], *bits)
-        return graph(args) if outputs is None else graph.finished(args, outputs)
+            outputs = first(forward.lead(), *[args[i] for i in forward.inputs])
+        if outputs is None:
+            returned = forward(args)
+            return returned[:count], returned[count:], 0
+        returned = forward.finished(args, outputs)
+        return returned[:count], [*returned[count:], *outputs[-len(pairs) :]], len(pairs)
+
+    def back(saved: Tensors, bits: int, tangents: list[Any]) -> Tensors:
+        args = [*saved[: len(saved) - bits], *tangents]
+        outputs = None
+        if bits and not torch._C._len_torch_dispatch_stack():
+            given = [args[i] for i in backward.inputs]
+            outputs = second(backward.lead(), *given, *saved[len(saved) - bits :])
+        return backward(args) if outputs is None else backward.finished(args, outputs)
+
+    return Passes(run, back)
 
 
 def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -> Step | None:

@@ -1,0 +1,106 @@
+"""Both passes of a training step as CUDA graphs, which torch records and replays.
+
+What lies between the passes stays in the graphs' memory, so that a second forward pass before the backward
+pass of the first runs without the graphs. Gradients are copied out, since users keep and add to them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensors = Sequence[Any]
+
+
+class _Turn:
+    """A forward pass whose values are in the graphs' memory."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class RecordedStep:
+    """The passes, recorded for parameters where they are and for inputs like these."""
+
+    def __init__(
+        self,
+        forward: Callable[[list[Any]], tuple[Tensors, Tensors, Any]],
+        backward: Callable[[Tensors, Any, list[Any]], Tensors],
+        primals: Sequence[torch.Tensor],
+        parameters: int,
+        tangents: Sequence[torch.Tensor],
+    ) -> None:
+        self._plain = (forward, backward)
+        self._parameters = parameters
+        self._addresses = [t.data_ptr() for t in primals[:parameters]]
+        self._index = next(t for t in primals if t.is_cuda).device.index
+        self._stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._lock = threading.Lock()
+        self._turn: Callable[[], _Turn | None] = lambda: None
+        self._inputs = [t.clone() for t in primals[parameters:]]
+        self._tangents = [t.clone() for t in tangents]
+        given = [*primals[:parameters], *self._inputs]
+        side = torch.cuda.Stream(self._index)
+        side.wait_stream(torch.cuda.current_stream(self._index))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                _, saved, besides = forward(list(given))
+                backward(saved, besides, list(self._tangents))
+        torch.cuda.current_stream(self._index).wait_stream(side)
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._forward):
+            self._results, self._saved, besides = forward(list(given))
+        with torch.cuda.graph(self._backward, pool=self._forward.pool()):
+            self._gradients = backward(self._saved, besides, list(self._tangents))
+        kept = {t.data_ptr() for t in self._saved}
+        self._watched = [i for i in range(parameters) if self._addresses[i] in kept]
+        """Parameters that the backward pass reads: autograd notices if they are changed before it."""
+
+    def _free(self, args: list[Any]) -> bool:
+        turn = self._turn()
+        return (
+            (turn is None or turn.done)
+            and torch._C._cuda_getCurrentRawStream(self._index) == self._stream
+            and not torch._C._len_torch_dispatch_stack()
+            and not torch.cuda.is_current_stream_capturing()
+            and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
+        )
+
+    def forward(self, args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+        """Results, what autograd keeps, and the turn."""
+        with self._lock:
+            if self._free(args):
+                for place, given in zip(self._inputs, args[self._parameters :], strict=True):
+                    place.copy_(given)
+                self._forward.replay()
+                turn = _Turn()
+                self._turn = weakref.ref(turn)
+                return [r.clone() for r in self._results], [args[i] for i in self._watched], turn
+        results, saved, besides = self._plain[0](args)
+        return results, saved, (besides,)
+
+    def backward(self, saved: Tensors, besides: Any, tangents: list[Any]) -> Tensors:
+        """Gradients, in memory of their own."""
+        if not isinstance(besides, _Turn):
+            return self._plain[1](saved, besides[0], tangents)
+        for place, given in zip(self._tangents, tangents, strict=True):
+            place.copy_(given)
+        self._backward.replay()
+        fresh = [None if g is None else torch.empty_like(g) for g in self._gradients]
+        pairs = [(f, g) for f, g in zip(fresh, self._gradients, strict=True) if f is not None]
+        torch._foreach_copy_([f for f, _ in pairs], [g for _, g in pairs])
+        # A backward pass that keeps its graph may come again.
+        besides.done = not _keeps_graph()
+        return fresh
+
+
+def _keeps_graph() -> bool:
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if ask is None or torch._C._current_graph_task_id() < 0:
+        # Unknown, or called by hand.
+        return ask is None
+    return ask()
