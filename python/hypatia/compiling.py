@@ -170,7 +170,8 @@ class _Parts:
             for owner in (module._parameters, module._buffers, module._modules)
             for name, value in owner.items()
         ]
-        self.dtypes = [(v, v.dtype) for _, _, v in entries if isinstance(v, torch.Tensor)]
+        self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
+        self._dtypes = [t.dtype for t in self._tensors]
         entries += [(m.__dict__, "training", m.training) for m in modules]
         entries += [
             (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
@@ -182,7 +183,7 @@ class _Parts:
 
     def hold(self) -> bool:
         """Whether all parts are what they were, and of the same dtypes."""
-        return self.watch.holds() and all(t.dtype is dtype for t, dtype in self.dtypes)
+        return self.watch.holds() and [t.dtype for t in self._tensors] == self._dtypes
 
 
 class _Entry:
@@ -304,7 +305,8 @@ class _Trained:
         self.step: Step | None = None
         """Runs both graphs without what AOTAutograd does around them."""
         self._run: Callable[..., Any] | None = None
-        self._wanted = [(p, p.requires_grad) for p in model.parameters()]
+        self._parameters = list(model.parameters())
+        self._wanted = [p.requires_grad for p in self._parameters]
         leaves = pytree.tree_leaves(args)
         self._kinds = [_trained_kind(leaf) for leaf in leaves]
         self._positional = all(isinstance(a, torch.Tensor) for a in args)
@@ -318,6 +320,8 @@ class _Trained:
                 self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
             self._single = self._spec.is_leaf()
             self.step = step_of(gm, leaves, passes)
+            if self.step is not None and self._positional and not self.step.random:
+                self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
             if self.step is not None and any(t.is_cuda for t in leaves):
                 asked = Options.parse(options).backward_in_caller
                 self.step.in_caller = torch.cuda.device_count() == 1 if asked is None else asked
@@ -371,7 +375,7 @@ class _Trained:
         )
 
     def _holds(self) -> bool:
-        return all(p.requires_grad is wanted for p, wanted in self._wanted) and self.parts.hold()
+        return [p.requires_grad for p in self._parameters] == self._wanted and self.parts.hold()
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         step = self.step

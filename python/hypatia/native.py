@@ -67,7 +67,7 @@ class NativeGraph:
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self.device = self.planner.device
-        self._finish = Finish(gm, self.inputs, described) if self.planner.saved else None
+        self._finish = Finish(gm, described) if self.planner.saved else None
         self._only: Any = None
         """The plan of a training step, which has no constants and no other sizes."""
         self.keeps: dict[int, int] = {}
@@ -117,8 +117,8 @@ class NativeGraph:
         if len(args) != self.arity:
             return None
         if self._only is not None and self._tf32 == torch._C._get_cublas_allow_tf32():
-            results = self._only(self.lead(), *[args[i] for i in self.inputs])
-            return None if results is None else self._finish(args, results)
+            results = self._only(self.lead(), *(args if self.takes_all else [args[i] for i in self.inputs]))
+            return None if results is None else self._finish(results)
         sizes = ()
         if self.planner.symbols:
             sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
@@ -130,7 +130,7 @@ class NativeGraph:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
-                    return self.finished(args, results)
+                    return self.finished(results)
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
@@ -141,13 +141,13 @@ class NativeGraph:
             results = bound(self.lead(), *[args[i] for i in self.inputs])
             if sizes and known and results is not None:
                 return self._settle_sizes(args, sizes, results)
-            return self.finished(args, results)
+            return self.finished(results)
         except _native.HypatiaError as error:
             return self._failed(error, args)
 
-    def finished(self, args: Sequence[Any], outputs: Any) -> Any:
+    def finished(self, returned: Any) -> Any:
         """The results of the graph, of what a plan returned."""
-        return outputs if self._finish is None or outputs is None else self._finish(args, outputs)
+        return returned if self._finish is None or returned is None else self._finish(returned)
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
@@ -233,10 +233,11 @@ class NativeGraph:
         self._alive = watch(self, (*weights, *attributes))
         return bound
 
-    def bound_to(self, plan: _native.NativePlan) -> Any:
-        """Another plan of the graph, without constants."""
-        made = self.planner.calls(self._describe(plan)["calls"])
-        return self._bound_plan(plan, [], [], made, self.planner.most)
+    def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Any:
+        """Another plan of the graph, without constants; so many last outputs follow the results."""
+        described = self._describe(plan)
+        made = self.planner.calls(described["calls"])
+        return self._bound_plan(plan, [], [], made, self.planner.most, more)
 
     def _bound_plan(
         self,
@@ -245,10 +246,15 @@ class NativeGraph:
         watched: list[torch.Tensor],
         made: list[Any],
         most: int | None,
+        more: int = 0,
     ) -> Any:
         libtorch = str(calls.LIBTORCH)
         if self.device.type == "cuda":
             self._tf32 = torch._C._get_cublas_allow_tf32()
+            returns = None
+            if self._finish is not None:
+                outputs = plan.outputs()
+                returns = [*self._finish.returns, *range(outputs - more, outputs)]
             return _native.BoundCudaPlan(
                 plan,
                 constants,
@@ -258,6 +264,7 @@ class NativeGraph:
                 self.device.index or 0,
                 self.lead(),
                 self._tf32,
+                returns,
             )
         room = None if most is None else max(0, most - folded_bytes(self.gm))
         like = next(reversed(self._bound.values()), None)
@@ -344,42 +351,52 @@ class NativeGraph:
 class Finish:
     """The results of a graph of a training step, from inputs and outputs of its plan."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[int], described: dict[str, Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, described: dict[str, Any]) -> None:
         (output,) = gm.graph.find_nodes(op="output")
         gradients = any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
         known: dict[tuple[Any, ...], int] = {}
-        self._sources: list[int] = []
-        """Outputs from zero on; arguments from -1 on downwards."""
-        self._views: list[tuple[int, tuple[Any, ...], bool]] = []
-        """Sources that are seen otherwise: how, and whether as a copy."""
-        places = []
-        for result in described["results"]:
-            source = ~inputs[result["at"]] if result["given"] else result["at"]
-            view = (tuple(result["shape"]), tuple(result["strides"]), result["offset"])
-            if (source, view) not in known:
-                # Gradients that share memory would be added to each other in place.
-                copied = gradients and source in self._sources
-                if copied or not result["whole"]:
-                    self._views.append((len(self._sources), view, copied))
-                known[source, view] = len(self._sources)
-                self._sources.append(source)
-            places.append(known[source, view])
-        slots = iter(places)
+        sources: list[int] = []
+        self._views: dict[int, tuple[tuple[Any, ...], bool]] = {}
+        """Results that are seen otherwise than they are returned: how, and whether as a copy."""
+        results = iter(described["results"])
         leaves = pytree.arg_tree_leaves(*output.args)
-        self._slots = [next(slots) if isinstance(leaf, fx.Node) else None for leaf in leaves]
+        self.returns: list[int | None] = [None] * len(leaves)
+        """What a plan returns for each result: an output from zero on, an input from -1 on downwards."""
+        self._same: dict[int, int] = {}
+        """Results that are views like an earlier one."""
+        for place, leaf in enumerate(leaves):
+            if not isinstance(leaf, fx.Node):
+                continue
+            result = next(results)
+            source = ~result["at"] if result["given"] else result["at"]
+            view = (tuple(result["shape"]), tuple(result["strides"]), result["offset"])
+            # Gradients that share memory would be added to each other in place.
+            copied = gradients and source in sources
+            if (source, view) in known:
+                self._same[place] = known[source, view]
+            elif copied or not result["whole"]:
+                self._views[place] = (view, copied)
+            known.setdefault((source, view), place)
+            sources.append(source)
+            self.returns[place] = source
+        self.plain = not self._views and not self._same
 
     def places(self, output: int) -> list[int]:
         """Which results an output of the plan is."""
-        return [p for p, i in enumerate(self._slots) if i is not None and self._sources[i] == output]
+        return [p for p, source in enumerate(self.returns) if source == output and p not in self._views]
 
-    def __call__(self, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def __call__(self, returned: Sequence[Any]) -> Sequence[Any]:
         """Results in the order of the graph; what is no tensor is none."""
-        found = [outputs[i] if i >= 0 else args[~i] for i in self._sources]
-        for place, (shape, strides, offset), copied in self._views:
+        if self.plain:
+            return returned
+        found = list(returned)
+        for place, ((shape, strides, offset), copied) in self._views.items():
             tensor = found[place]
             tensor = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
             found[place] = tensor.clone() if copied else tensor
-        return [None if i is None else found[i] for i in self._slots]
+        for place, other in self._same.items():
+            found[place] = found[other]
+        return found
 
 
 @functools.cache

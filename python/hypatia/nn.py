@@ -1,13 +1,17 @@
-"""Fused layers: used like ``nn.Linear``, computed on torch's best ops for now."""
+"""Fused layers: used like ``nn.Linear``; on a GPU they run by native plans, elsewhere by torch's best ops."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from . import cuda
+from .compiling import CompiledModel
 
 __all__ = [
     "FusedLinearGELU",
@@ -19,13 +23,46 @@ __all__ = [
 ]
 
 
-class _FusedLinear(nn.Linear):
+def _has_kernels(input: Any) -> bool:
+    """Whether a layer may run by itself as a plan: not while something else looks at what it does."""
+    return (
+        type(input) is torch.Tensor
+        and input.is_cuda
+        and input.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and cuda.available() is None
+    )
+
+
+class _Compiled:
+    """A layer that runs compiled on a GPU; what is compiled is made when needed, and no part of its state."""
+
+    _compiled: CompiledModel | None = None
+    _made_of: tuple[Any, ...] = ()
+
+    def _by_plan(self, input: torch.Tensor, parts: tuple[Any, ...], make: Callable[[], nn.Module]) -> Any:
+        known = len(parts) == len(self._made_of) and all(map(operator.is_, parts, self._made_of))
+        if self._compiled is None or not known:
+            self._made_of = parts
+            self._compiled = CompiledModel(make())
+        return self._compiled(input)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_compiled", "_made_of")}
+
+
+class _FusedLinear(_Compiled, nn.Linear):
     """``act(x @ weight.T + bias)``; parameters, names and arguments are those of ``nn.Linear``."""
 
     activate: Callable[[torch.Tensor], torch.Tensor]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The activated result, for any leading sizes."""
+        if _has_kernels(input):
+            return self._by_plan(input, (self.weight, self.bias), lambda: _Layer(self))
         return self.activate(super().forward(input))
 
     @classmethod
@@ -36,6 +73,19 @@ class _FusedLinear(nn.Linear):
             linear.weight,
             linear.bias,
         ).train(linear.training)
+
+
+class _Layer(nn.Module):
+    """What a fused layer computes, on its parameters but without its hooks, which have run already."""
+
+    def __init__(self, layer: _FusedLinear) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self._activate = layer.activate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The activated result."""
+        return self._activate(F.linear(x, self.weight, self.bias))
 
 
 class FusedLinearReLU(_FusedLinear):
@@ -91,7 +141,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class FusedMLP(nn.Sequential):
+class FusedMLP(_Compiled, nn.Sequential):
     """``linear, act, linear, act, …, linear`` through the given sizes.
 
     Its ``state_dict`` is that of the ``nn.Sequential`` of the same layers.
@@ -115,6 +165,13 @@ class FusedMLP(nn.Sequential):
         super().__init__(*layers)
         self.sizes = sizes
         self.activation = activation
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The result of the last layer."""
+        if _has_kernels(input):
+            layers = tuple(self)
+            return self._by_plan(input, layers, lambda: nn.Sequential(*layers))
+        return super().forward(input)
 
     @property
     def linears(self) -> list[nn.Linear]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from . import _native
 from .backend import Pass
@@ -49,14 +50,18 @@ class _Function(torch.autograd.Function):
         results, saved, ctx.besides = passes.forward(list(primals))
         ctx.run = passes.backward
         ctx.step = step
-        ctx.save_for_backward(*saved)
+        # What is given is kept for those who ask for gradients of gradients.
+        ctx.save_for_backward(*primals, *saved)
         if step.plain:
             ctx.mark_non_differentiable(*[results[i] for i in step.plain])
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
-        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, *tangents)
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *tangents)
+        again = ctx.step.again
+        return _backward_once(ctx, *tangents) if again is None else _differentiable(ctx, again, tangents)
 
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
@@ -67,7 +72,23 @@ def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
         t if t.stride() == strides else t.contiguous()
         for t, strides in zip([tangents[i] for i in step.wanted], step.strides, strict=True)
     ]
-    return (None, *ctx.run(ctx.saved_tensors, ctx.besides, given))
+    return (None, *ctx.run(ctx.saved_tensors[step.arity :], ctx.besides, given))
+
+
+def _differentiable(
+    ctx: Any, again: Callable[[Sequence[Any]], list[torch.Tensor]], tangents: tuple[torch.Tensor, ...]
+) -> Any:
+    """Gradients that have gradients: by torch's own ops."""
+    primals = ctx.saved_tensors[: ctx.step.arity]
+    results = again(primals[len(ctx.step.parameters) :])
+    wanted = [t for t in primals if t.requires_grad]
+    outputs = [(results[i], tangents[i]) for i in ctx.step.wanted]
+    found = iter(
+        torch.autograd.grad(
+            [r for r, _ in outputs], wanted, [t for _, t in outputs], create_graph=True, allow_unused=True
+        )
+    )
+    return (None, *[next(found) if t.requires_grad else None for t in primals])
 
 
 def _give_back() -> None:
@@ -75,7 +96,7 @@ def _give_back() -> None:
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
-"""Gradients of gradients are an error that says so."""
+"""Gradients of gradients are an error that says so: the model draws random numbers, and would draw others."""
 
 _apply = super(torch.autograd.Function, _Function).apply
 """Without what PyTorch does for its function transforms, which are not active here."""
@@ -88,6 +109,10 @@ class Step:
         self, parameters: Sequence[torch.Tensor], forward: Pass, backward: Pass, results: Sequence[Any]
     ) -> None:
         self.parameters = parameters
+        self.arity = len(forward.graph.find_nodes(op="placeholder"))
+        self.again: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
+        """The model by torch's own ops, for gradients of gradients."""
+        self.random = any(_is_random(n) for n in forward.graph.nodes)
         self._graphs = (forward, backward)
         self.count = len(results)
         self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
@@ -203,7 +228,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
     if not pairs:
         return None
     kept, taken = zip(*pairs, strict=True)
-    first = forward.bound_to(forward.planner.with_masks(keep=kept))
+    first = forward.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
     second = backward.bound_to(backward.planner.with_masks(masked=taken))
 
     def run(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
@@ -213,8 +238,8 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         if outputs is None:
             returned = forward(args)
             return returned[:count], returned[count:], 0
-        returned = forward.finished(args, outputs)
-        return returned[:count], [*returned[count:], *outputs[-len(pairs) :]], len(pairs)
+        returned = forward.finished(outputs)
+        return returned[:count], returned[count:], len(pairs)
 
     def back(saved: Tensors, bits: int, tangents: list[Any]) -> Tensors:
         args = [*saved[: len(saved) - bits], *tangents]
@@ -222,7 +247,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         if bits and not torch._C._len_torch_dispatch_stack():
             given = [args[i] for i in backward.inputs]
             outputs = second(backward.lead(), *given, *saved[len(saved) - bits :])
-        return backward(args) if outputs is None else backward.finished(args, outputs)
+        return backward(args) if outputs is None else backward.finished(outputs)
 
     return Passes(run, back)
 
@@ -277,6 +302,11 @@ def _is_plain(about: Any) -> bool:
         return False
     gone = ("num_backward_tokens", "num_graphsafe_rng_states", "num_opaque_objects_saved_for_bw")
     return not any(getattr(about, name, 0) for name in gone) and not about.tokens
+
+
+def _is_random(node: fx.Node) -> bool:
+    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _lifted(gm: fx.GraphModule) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ use hypatia::runtime::cuda::driver::Device;
 use hypatia::runtime::cuda::gemm::Budget;
 use hypatia::runtime::cuda::plan::{Bound as Runnable, Setting};
 use hypatia::ty::DType;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -28,6 +29,8 @@ pub struct BoundCudaPlan {
     outputs: Vec<Expected>,
     watched: Vec<Watched>,
     exchange: Exchange,
+    /// What a call returns: outputs from zero on, inputs from -1 on downwards, or nothing; the outputs if not given.
+    returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
     arenas: Mutex<HashMap<usize, (Py<PyAny>, u64)>>,
     _kept: Py<PyList>,
@@ -37,6 +40,7 @@ pub struct BoundCudaPlan {
 impl BoundCudaPlan {
     /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`.
     #[new]
+    #[pyo3(signature = (plan, constants, watched, calls, libtorch, gpu, stream, tf32, returns = None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -48,7 +52,19 @@ impl BoundCudaPlan {
         gpu: u32,
         stream: usize,
         tf32: bool,
+        returns: Option<Vec<Option<isize>>>,
     ) -> PyResult<BoundCudaPlan> {
+        let (inputs, outputs) = (plan.plan().inputs.len(), plan.plan().outputs.len());
+        let known = |at: isize| {
+            if at < 0 {
+                (!at as usize) < inputs
+            } else {
+                (at as usize) < outputs
+            }
+        };
+        if returns.iter().flatten().flatten().any(|at| !known(*at)) {
+            return Err(PyValueError::new_err("a result that is neither an input nor an output"));
+        }
         let exchange = Exchange::get(py)?;
         let memories = plan.constant_memories(constants, exchange, Some(gpu))?;
         let addresses: Vec<u64> = memories.iter().map(|m| m.0 as u64).collect();
@@ -84,6 +100,7 @@ impl BoundCudaPlan {
             gpu,
             watched,
             exchange,
+            returns,
             arenas: Mutex::new(HashMap::new()),
             _kept: constants.clone().unbind(),
         })
@@ -137,7 +154,18 @@ impl BoundCudaPlan {
             unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
-        PyTuple::new(py, objects).map(Some)
+        let Some(returns) = &self.returns else {
+            return PyTuple::new(py, objects).map(Some);
+        };
+        let mut returned = Vec::with_capacity(returns.len());
+        for at in returns {
+            returned.push(match at {
+                None => py.None().into_bound(py),
+                Some(at) if *at < 0 => inputs.get_item(!at as usize)?,
+                Some(at) => objects[*at as usize].clone(),
+            });
+        }
+        PyTuple::new(py, returned).map(Some)
     }
 
     /// Bytes of the values in between, and of packed constants, of which there are none.

@@ -125,6 +125,11 @@ impl NativePlan {
         })
     }
 
+    /// How many outputs it has.
+    fn outputs(&self) -> usize {
+        self.plan.outputs.len()
+    }
+
     /// Packs the constants. Kernels are chosen by what was measured, now or before; copies of weights take at most
     /// `most` bytes, and are shared with a plan that is `like` this one; kinds in `without` are not used. The plan does not run any more once one of the watched tensors was changed or lies
     /// elsewhere. A call is text, for libtorch's dispatcher, or a Python function.

@@ -1,0 +1,300 @@
+"""Training steps on a GPU: gradients beside float64, and what users do between the passes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from unittest import mock
+
+import torch
+from test_plans import BETWEEN, Layers
+from torch import nn
+
+import hypatia
+from hypatia import compiling, native, training
+from hypatia.nn import FusedLinearReLU, FusedMLP
+from hypatia.workloads import NINE_MLPS, WORKLOADS
+
+
+def _forced(form: str | None) -> Any:
+    """No form is left out because it is slower."""
+    compare = training._compare
+
+    def chosen(forms: Any, *args: Any) -> Any:
+        times = compare(forms, *args)
+        return {name: float(name != form) for name in times} if form in times else times
+
+    return mock.patch.multiple(training, _compare=chosen)
+
+
+def _no_eager() -> Any:
+    return mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
+
+
+def _always_plans() -> Any:
+    return mock.patch.object(native.NativeGraph, "choose", return_value={"plan": 0.0, "graph": 1.0})
+
+
+def _gradients(call: Any, model: nn.Module, inputs: Any, g: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    call(*inputs).backward(g.to(next(model.parameters()).dtype))
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def _assert_right(model: nn.Module, call: Any, inputs: Any) -> None:
+    """Gradients are as close to float64 as eager's: at most twice its error, plus a few roundings."""
+    with torch.no_grad():
+        g = torch.randn_like(model(*inputs))
+    wide = copy.deepcopy(model).double()
+    exact = _gradients(wide, wide, [x.double() if x.is_floating_point() else x for x in inputs], g)
+    eager = [t.clone() for t in _gradients(model, model, inputs, g)]
+    ours = _gradients(call, model, inputs, g)
+    # Some gradients are zero but for roundings, as those of the biases of keys.
+    scale = max(w.norm().item() for w in exact)
+    for at, (a, b, w) in enumerate(zip(ours, eager, exact, strict=True)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        unit = torch.finfo(b.dtype).eps
+        allowed = 2 * (b.double() - w).norm() + 4 * unit * w.norm() + 0.1 * unit * scale
+        error = (a.double() - w).norm()
+        assert error <= allowed, f"gradient {at}: error {error:.2e}, allowed {allowed:.2e}"
+
+
+def check_mlps() -> str:
+    """The nine MLPs in three dtypes, in both forms."""
+    done = 0
+    for shape in NINE_MLPS:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for form in ("plain", "masked"):
+                model, inputs = shape.workload().build(dtype, "cuda")
+                model.train().requires_grad_()
+                call = hypatia.compile(model)
+                with _forced(form), _no_eager(), _always_plans():
+                    try:
+                        for _ in range(4):
+                            _assert_right(model, call, inputs)
+                    except Exception as error:
+                        raise AssertionError(f"{shape.name} in {dtype}, {form}") from error
+                step = call._last_trained.step
+                assert step is not None, shape.name
+                assert step.settled, shape.name
+                done += 1
+        torch.cuda.empty_cache()
+    return f"{done} cases"
+
+
+def check_layers() -> str:
+    """Layers with something between them, in three dtypes, with odd sizes too."""
+    done = 0
+    for name, between in BETWEEN.items():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            torch.manual_seed(0)
+            model, x = Layers(between).cuda().to(dtype), torch.randn(8, 32, device="cuda").to(dtype)
+            call = hypatia.compile(model)
+            try:
+                with _no_eager(), _always_plans():
+                    for _ in range(3):
+                        _assert_right(model, call, (x,))
+            except Exception as error:
+                raise AssertionError(f"{name} in {dtype}") from error
+            done += 1
+    for m, k, n in ((3, 5, 7), (1, 16, 16), (33, 17, 9), (64, 784, 10)):
+        for dtype in (torch.float32, torch.bfloat16):
+            model = nn.Sequential(nn.Linear(k, 19), nn.ReLU(), nn.Linear(19, n)).cuda().to(dtype)
+            call = hypatia.compile(model)
+            with _no_eager(), _always_plans():
+                for _ in range(3):
+                    _assert_right(model, call, (torch.randn(m, k, device="cuda").to(dtype),))
+            done += 1
+    return f"{done} cases"
+
+
+def check_differences() -> str:
+    """Gradients in f32 beside differences of the function in float64, along random directions."""
+    for name in ("relu", "gelu", "silu", "layer_norm", "attention"):
+        torch.manual_seed(1)
+        model, x = Layers(BETWEEN[name]).cuda(), torch.randn(8, 32, device="cuda", requires_grad=True)
+        call = hypatia.compile(model)
+        with _no_eager(), _always_plans():
+            for _ in range(3):
+                y = call(x)
+                weights = torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)
+                found = torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])
+        wide = copy.deepcopy(model).double()
+        places = [x.detach().double(), *[p.detach() for p in wide.parameters()]]
+
+        def value(moved: list[torch.Tensor], wide: nn.Module = wide, weights: Any = weights) -> torch.Tensor:
+            names = [n for n, _ in wide.named_parameters()]
+            given = dict(zip(names, moved[1:], strict=True))
+            return (torch.func.functional_call(wide, given, (moved[0],)) * weights).sum()
+
+        for at, (place, gradient) in enumerate(zip(places, found, strict=True)):
+            step = torch.randn_like(place)
+            step *= 1e-5 / step.norm()
+            ahead, behind = ([*places[:at], place + s * step, *places[at + 1 :]] for s in (1, -1))
+            with torch.no_grad():
+                difference = (value(ahead) - value(behind)) / 2
+            said = (gradient.double() * step).sum()
+            scale = gradient.double().norm() * step.norm()
+            assert (difference - said).abs() <= 1e-4 * scale, f"{name}, gradient {at}"
+    return "5 models"
+
+
+def _passes_of(form: str) -> tuple[nn.Module, Any, torch.Tensor]:
+    """A model whose steps run in a form."""
+    torch.manual_seed(0)
+    between = BETWEEN["attention"] if form == "recorded" else torch.relu
+    model = Layers(between).cuda()
+    call = hypatia.compile(model)
+    x = torch.randn(8, 32, device="cuda")
+    with _forced(form), _no_eager(), _always_plans():
+        for _ in range(3):
+            call(x).sum().backward()
+    assert form in call._last_trained.step.times or form == "plain"
+    return model, call, x
+
+
+def check_between_the_passes() -> str:
+    """Several forward passes, retained graphs, added gradients, changed weights, gradients of gradients."""
+    for form in ("plain", "masked", "recorded"):
+        model, call, x = _passes_of(form)
+        other = torch.randn_like(x)
+
+        def expected(*inputs: torch.Tensor, model: nn.Module = model) -> list[torch.Tensor]:
+            model.zero_grad()
+            sum(model(i).square().sum() for i in inputs).backward()
+            return [p.grad.clone() for p in model.parameters()]
+
+        def close(want: list[torch.Tensor], model: nn.Module = model, form: str = form) -> None:
+            for p, w in zip(model.parameters(), want, strict=True):
+                torch.testing.assert_close(p.grad, w, rtol=1e-4, atol=1e-4, msg=lambda m: f"{form}: {m}")
+
+        want = expected(x, other)
+        # Two forward passes, then both backward passes, in either order.
+        for order in (1, -1):
+            model.zero_grad()
+            losses = [call(x).square().sum(), call(other).square().sum()][::order]
+            for loss in losses:
+                loss.backward()
+            close(want)
+        # One after the other, added up.
+        model.zero_grad()
+        call(x).square().sum().backward()
+        call(other).square().sum().backward()
+        close(want)
+        # A graph that is kept.
+        model.zero_grad()
+        loss = call(x).square().sum()
+        loss.backward(retain_graph=True)
+        call(other).square().sum().backward()
+        loss.backward()
+        close(expected(x, other, x))
+        # Gradients that are kept are not written to later.
+        (first,) = torch.autograd.grad(call(x).square().sum(), model.first.weight)
+        before = first.clone()
+        torch.autograd.grad(call(other).square().sum(), model.first.weight)
+        assert torch.equal(first, before), form
+        # A weight that is changed before it is read.
+        loss = call(x).square().sum()
+        with torch.no_grad():
+            model.second.weight.mul_(2.0)
+        said = ""
+        try:
+            loss.backward()
+        except RuntimeError as e:
+            said = str(e)
+        assert "modified by an inplace operation" in said, f"{form}: a changed weight was not noticed"
+        # Gradients of gradients.
+        given = x.clone().requires_grad_()
+        found = []
+        for f in (call, model):
+            (g,) = torch.autograd.grad(f(given).square().sum(), given, create_graph=True)
+            found.append(torch.autograd.grad(g.square().sum(), model.second.weight)[0])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+    return "3 forms"
+
+
+def check_optimizers_and_threads() -> None:
+    """Training goes as eager's does; autograd's threads are as they were."""
+    assert torch._C._is_multithreading_enabled()
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Layers(torch.relu).cuda()
+        call = hypatia.compile(model) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        x, y = torch.randn(64, 32, device="cuda"), torch.randn(64, 16, device="cuda")
+        losses = []
+        with _no_eager(), _always_plans():
+            for _ in range(50):
+                optimizer.zero_grad()
+                loss = (call(x) - y).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        runs.append(losses)
+    assert abs(runs[0][-1] - runs[1][-1]) < 1e-3 * runs[0][0], (runs[0][-1], runs[1][-1])
+    assert runs[1][-1] < 0.8 * runs[1][0]
+    assert torch._C._is_multithreading_enabled()
+
+
+def check_fused_modules() -> str:
+    """The fused layers run by plans, by themselves, and train."""
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        x = torch.randn(64, 48, device="cuda").to(dtype)
+        for model in (FusedLinearReLU(48, 32).cuda().to(dtype), FusedMLP(48, 64, 32, 16).cuda().to(dtype)):
+            layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+            parts = [nn.Linear(m.in_features, m.out_features).cuda().to(dtype) for m in layers]
+            for mine, theirs in zip(parts, layers, strict=True):
+                mine.load_state_dict(theirs.state_dict())
+            plain = nn.Sequential(
+                *[m for part in parts for m in (part, nn.ReLU())][: None if len(parts) == 1 else -1]
+            )
+            with _no_eager(), _always_plans():
+                for _ in range(3):
+                    got, want = model(x), plain(x)
+                    torch.testing.assert_close(got, want)
+                    got = torch.autograd.grad(got.float().square().sum(), list(model.parameters()))
+                    want = torch.autograd.grad(want.float().square().sum(), list(plain.parameters()))
+                    for a, b in zip(got, want, strict=True):
+                        assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 2e-2) * b.norm()
+            assert model._compiled._last_trained.step is not None
+            with torch.no_grad():
+                torch.testing.assert_close(model(x), plain(x))
+            assert copy.deepcopy(model)._compiled is None
+    return "2 modules"
+
+
+def check_transformers() -> str:
+    """Layers of transformers, recorded."""
+    names = ("bert-base-b16", "gpt2", "llama-b8")
+    for name in names:
+        model, inputs = WORKLOADS[name].build(torch.bfloat16, "cuda")
+        model.train().requires_grad_()
+        call = hypatia.compile(model)
+        with _no_eager():
+            for _ in range(3):
+                _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
+        del model, call
+        torch.cuda.empty_cache()
+    return ", ".join(names)
+
+
+def _first(result: Any) -> torch.Tensor:
+    return result if isinstance(result, torch.Tensor) else _first(result[0])
+
+
+def check_leaks() -> str:
+    """Two thousand steps leave no memory behind."""
+    model, x = Layers(torch.relu).cuda(), torch.randn(8, 32, device="cuda")
+    call = hypatia.compile(model)
+    with _no_eager(), _always_plans():
+        for i in range(2100):
+            model.zero_grad(set_to_none=True)
+            call(x).sum().backward()
+            if i == 100:
+                torch.cuda.synchronize()
+                before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    return f"{before >> 10} KiB before and after"
