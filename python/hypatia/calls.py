@@ -32,15 +32,24 @@ class _InexpressibleError(Exception):
     """An argument that the C functions do not take."""
 
 
-def call(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | Callable[..., None]:
-    """A call of a target on arguments among which are :class:`Read`s, for the runtime."""
+def call(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], kept: Sequence[int] | None = None
+) -> str | Callable[..., None]:
+    """A call of a target on arguments among which are :class:`Read`s, for the runtime.
+
+    ``kept`` tells which of its results are written, where not all are.
+    """
     try:
+        if kept is not None:
+            raise _InexpressibleError
         return json.dumps(_dispatched(target, args, kwargs))
     except _InexpressibleError:
-        return _python(target, args, kwargs)
+        return _python(target, args, kwargs, kept)
 
 
-def _python(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[..., None]:
+def _python(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], kept: Sequence[int] | None
+) -> Callable[..., None]:
     def run(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         def given(value: Any) -> Any:
             if isinstance(value, Read):
@@ -52,6 +61,8 @@ def _python(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Callabl
         results = target(*given(tuple(args)), **{k: given(v) for k, v in kwargs.items()})
         if isinstance(results, torch.Tensor):
             results = (results,)
+        if kept is not None:
+            results = [results[i] for i in kept]
         for write, result in zip(writes, results, strict=True):
             write.copy_(result)
 

@@ -114,10 +114,19 @@ def _effects(node: fx.Node) -> tuple[bool, bool, bool]:
     if isinstance(target, OpOverload):
         mutates = target._schema.is_mutable
         listed = target in fx.node._side_effectful_functions
-        random = torch.Tag.nondeterministic_seeded in target.tags
+        random = torch.Tag.nondeterministic_seeded in target.tags and not _drops_nothing(node, target)
         return mutates or listed or random, random and not (mutates or listed), mutates
     pure = getattr(target, "__module__", "") in ("_operator", "math", "torch") and callable(target)
     return not pure or target in fx.node._side_effectful_functions, False, False
+
+
+def _drops_nothing(node: fx.Node, target: OpOverload) -> bool:
+    """Whether a call would draw random numbers for dropout only, and drops nothing."""
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            default = node.kwargs.get(argument.name, argument.default_value)
+            return (node.args[place] if place < len(node.args) else default) == 0.0
+    return False
 
 
 def _arguments(node: fx.Node, index: dict[fx.Node, int], hints: dict[str, int]) -> list[Any] | None:

@@ -116,7 +116,7 @@ class NativeGraph:
         """The results of the plan; none if it is not for these arguments."""
         if len(args) != self.arity:
             return None
-        if self._only is not None and self._tf32 == torch._C._get_cublas_allow_tf32():
+        if self._only is not None and self._tf32 in (None, torch._C._get_cublas_allow_tf32()):
             results = self._only(self.lead(), *(args if self.takes_all else [args[i] for i in self.inputs]))
             return None if results is None else self._finish(results)
         sizes = ()
@@ -126,7 +126,11 @@ class NativeGraph:
             self.forget()
         bound = self._bound.get(sizes)
         try:
-            if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
+            if (
+                bound is not None
+                and not self._finish
+                and [id(args[i]) for i in self.weights] == self._weights
+            ):
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
@@ -138,7 +142,7 @@ class NativeGraph:
             bound = self._bind(args, sizes)
             if bound is None:
                 return None
-            results = bound(self.lead(), *[args[i] for i in self.inputs])
+            results = (self._only or bound)(self.lead(), *[args[i] for i in self.inputs])
             if sizes and known and results is not None:
                 return self._settle_sizes(args, sizes, results)
             return self.finished(results)
@@ -227,7 +231,8 @@ class NativeGraph:
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
-        self._only = bound if self._finish is not None else None
+        if self._finish is not None:
+            self._only = bound if self.device.type == "cuda" else self._finish.arranged(bound)
         # The plan knows whether the objects with these numbers are still the same; it keeps none alive.
         self._weights = ids
         self._alive = watch(self, (*weights, *attributes))
@@ -380,6 +385,17 @@ class Finish:
             sources.append(source)
             self.returns[place] = source
         self.plain = not self._views and not self._same
+
+    def arranged(self, bound: Any) -> Callable[..., Any]:
+        """A plan that returns its outputs, as one that returns results."""
+
+        def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
+            outputs = bound(lead, *inputs)
+            if outputs is None:
+                return None
+            return [None if i is None else outputs[i] if i >= 0 else inputs[~i] for i in self.returns]
+
+        return run
 
     def places(self, output: int) -> list[int]:
         """Which results an output of the plan is."""

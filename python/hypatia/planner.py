@@ -39,6 +39,7 @@ class Planner:
         self.most = most
         self.saved = saved
         """Results are kept for a backward pass: they may be inputs and views, and share memory."""
+        self._layouts = json.dumps(_layouts(captured)) if saved else None
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -50,7 +51,7 @@ class Planner:
     def _plan(
         self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
     ) -> _native.NativePlan:
-        return self.optimization.plan(sizes, self.saved, list(keep), list(masked))
+        return self.optimization.plan(sizes, self.saved, list(keep), list(masked), self._layouts)
 
     def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
         """The plan that keeps masks beside these outputs, or takes them beside these inputs."""
@@ -62,7 +63,7 @@ class Planner:
 
     def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
-        return [calls.call(*self._call(d)) for d in described]
+        return [calls.call(*self._call(d), d["kept"]) for d in described]
 
     def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
         operands = [
@@ -110,7 +111,7 @@ def attach(
     if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
         return "no native plan: a tensor that is part of the graph"
     for call in described["calls"]:
-        if call["origin"] is not None:
+        if call["origin"] is not None and plain is None:
             reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
             if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
                 return "no native plan: a call that only torch knows reads a tensor with gaps"
@@ -131,6 +132,24 @@ def _follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         step *= size
     return True
+
+
+def _layouts(captured: Captured) -> dict[str, Any]:
+    """Strides of tensors that do not lie one element after the other, by node: what it is, what it reads."""
+
+    def strides(value: Any) -> list[int] | None:
+        return list(value.stride()) if isinstance(value, torch.Tensor) and not _is_dense(value) else None
+
+    found: dict[str, Any] = {"results": {}, "reads": {}}
+    for node in captured.nodes:
+        value = value_of(node)
+        items = value if isinstance(value, (list, tuple)) else [value]
+        results = [strides(v) for v in items]
+        reads = [strides(value_of(n)) for n in node.all_input_nodes]
+        for part, listed in (("results", results), ("reads", reads)):
+            if any(s is not None for s in listed):
+                found[part][node.name] = listed
+    return found
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:

@@ -35,6 +35,7 @@ class Optimization(Protocol):
         saved: bool = False,
         keep: Sequence[int] = (),
         masked: Sequence[int] = (),
+        layouts: str | None = None,
     ) -> _native.NativePlan:
         """The program as a native plan at given sizes; see ``_native.Optimization.plan``."""
 
@@ -79,10 +80,11 @@ class _Kept:
         saved: bool = False,
         keep: Sequence[int] = (),
         masked: Sequence[int] = (),
+        layouts: str | None = None,
     ) -> _native.NativePlan:
         if self._program is None:
-            return self._again.plan(sizes, saved, keep, masked)
-        return _native.kept_plan(self._source[0], self._program, sizes, saved, keep, masked)
+            return self._again.plan(sizes, saved, keep, masked, layouts)
+        return _native.kept_plan(self._source[0], self._program, sizes, saved, keep, masked, layouts)
 
     def graphs(self) -> str:
         return self._again.graphs()

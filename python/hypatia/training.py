@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -44,14 +45,13 @@ class Passes(NamedTuple):
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, called: tuple[Step, bool], *primals: torch.Tensor) -> Any:
-        step, ctx.taken = called
+    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> Any:
         passes = step.passes
         results, saved, ctx.besides = passes.forward(list(primals))
         ctx.run = passes.backward
         ctx.step = step
-        # What is given is kept for those who ask for gradients of gradients.
-        ctx.save_for_backward(*primals, *saved)
+        # Inputs are kept for those who ask for gradients of gradients.
+        ctx.save_for_backward(*primals[len(step.parameters) :], *saved)
         if step.plain:
             ctx.mark_non_differentiable(*[results[i] for i in step.plain])
         return tuple(results)
@@ -66,21 +66,22 @@ class _Function(torch.autograd.Function):
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
     step = ctx.step
-    if ctx.taken:
+    if step.in_caller and getattr(_threads, "off", False):
         torch.autograd.Variable._execution_engine.queue_callback(_give_back)
     given = [
         t if t.stride() == strides else t.contiguous()
         for t, strides in zip([tangents[i] for i in step.wanted], step.strides, strict=True)
     ]
-    return (None, *ctx.run(ctx.saved_tensors[step.arity :], ctx.besides, given))
+    return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
 
 
 def _differentiable(
     ctx: Any, again: Callable[[Sequence[Any]], list[torch.Tensor]], tangents: tuple[torch.Tensor, ...]
 ) -> Any:
     """Gradients that have gradients: by torch's own ops."""
-    primals = ctx.saved_tensors[: ctx.step.arity]
-    results = again(primals[len(ctx.step.parameters) :])
+    inputs = ctx.saved_tensors[: ctx.step.inputs]
+    primals = [*ctx.step.parameters, *inputs]
+    results = again(inputs)
     wanted = [t for t in primals if t.requires_grad]
     outputs = [(results[i], tangents[i]) for i in ctx.step.wanted]
     found = iter(
@@ -91,7 +92,12 @@ def _differentiable(
     return (None, *[next(found) if t.requires_grad else None for t in primals])
 
 
+_threads = threading.local()
+"""Whether autograd's threads were turned off here, in each thread."""
+
+
 def _give_back() -> None:
+    _threads.off = False
     torch._C._set_multithreading_enabled(True)
 
 
@@ -109,7 +115,7 @@ class Step:
         self, parameters: Sequence[torch.Tensor], forward: Pass, backward: Pass, results: Sequence[Any]
     ) -> None:
         self.parameters = parameters
-        self.arity = len(forward.graph.find_nodes(op="placeholder"))
+        self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
         self.again: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
         self.random = any(_is_random(n) for n in forward.graph.nodes)
@@ -117,8 +123,8 @@ class Step:
         self.count = len(results)
         self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
         self.plain = [i for i, r in enumerate(results) if not r.requires_grad]
-        inputs = backward.graph.find_nodes(op="placeholder")
-        self.strides = [value_of(n).stride() for n in inputs[len(inputs) - len(self.wanted) :]]
+        taken = backward.graph.find_nodes(op="placeholder")
+        self.strides = [value_of(n).stride() for n in taken[len(taken) - len(self.wanted) :]]
         self.passes = self._as_they_are(
             lambda args: forward.latest()(args), lambda args: backward.latest()(args)
         )
@@ -130,11 +136,11 @@ class Step:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model."""
-        taken = self.in_caller and torch._C._is_multithreading_enabled()
-        if taken:
-            # Autograd asks for it when the backward pass begins; at the end of that it is as it was.
+        if self.in_caller and torch._C._is_multithreading_enabled():
+            # Autograd asks for it when a backward pass begins; at the end of that it is as it was.
             torch._C._set_multithreading_enabled(False)
-        return _apply((self, taken), *self.parameters, *inputs)
+            _threads.off = True
+        return _apply(self, *self.parameters, *inputs)
 
     def _as_they_are(
         self, forward: Callable[[list[Any]], Any], backward: Callable[[list[Any]], Any]

@@ -94,7 +94,9 @@ impl BoundCudaPlan {
         let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&plan.plan().values[*i])).collect();
         Ok(BoundCudaPlan {
-            inputs: expected(&plan.plan().inputs),
+            inputs: (plan.plan().inputs.iter())
+                .map(|id| Expected::seen(plan.plan(), *id))
+                .collect(),
             outputs: expected(&plan.plan().outputs),
             runnable,
             gpu,

@@ -17,7 +17,7 @@ use hypatia::ir::captured::Captured;
 use hypatia::ir::kept::Kept;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
-use hypatia::lower::plan::Wish;
+use hypatia::lower::plan::{Layouts, Wish};
 use hypatia::rules::{Numerics, soundness};
 use hypatia::{Optimized, Options, report};
 use pyo3::create_exception;
@@ -109,7 +109,7 @@ impl Optimization {
 
     /// The program as a native plan at given values of its symbols; an error says why there is none. A plan of a training
     /// step may return inputs and views (`saved`), keep masks beside outputs and take masks beside inputs.
-    #[pyo3(signature = (sizes = BTreeMap::new(), saved = false, keep = vec![], masked = vec![]))]
+    #[pyo3(signature = (sizes = BTreeMap::new(), saved = false, keep = vec![], masked = vec![], layouts = None))]
     fn plan(
         &self,
         py: Python<'_>,
@@ -117,12 +117,14 @@ impl Optimization {
         saved: bool,
         keep: Vec<usize>,
         masked: Vec<usize>,
+        layouts: Option<&str>,
     ) -> PyResult<plan::NativePlan> {
         let wish = Wish {
             sizes,
             saved,
             keep,
             masked,
+            layouts: parse_layouts(layouts)?,
         };
         guarded(py, || {
             let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
@@ -184,9 +186,15 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
     })
 }
 
+fn parse_layouts(text: Option<&str>) -> PyResult<Layouts> {
+    text.map_or(Ok(Layouts::default()), |t| {
+        serde_json::from_str(t).map_err(|e| PyValueError::new_err(e.to_string()))
+    })
+}
+
 /// The plan of a program that was kept, over the captured graph that it came from.
 #[pyfunction]
-#[pyo3(signature = (graph, kept, sizes, saved = false, keep = vec![], masked = vec![]))]
+#[pyo3(signature = (graph, kept, sizes, saved = false, keep = vec![], masked = vec![], layouts = None))]
 fn kept_plan(
     py: Python<'_>,
     graph: &str,
@@ -195,12 +203,14 @@ fn kept_plan(
     saved: bool,
     keep: Vec<usize>,
     masked: Vec<usize>,
+    layouts: Option<&str>,
 ) -> PyResult<plan::NativePlan> {
     let wish = Wish {
         sizes,
         saved,
         keep,
         masked,
+        layouts: parse_layouts(layouts)?,
     };
     guarded(py, || {
         let captured: Captured = serde_json::from_str(graph).map_err(failed)?;

@@ -93,6 +93,8 @@ struct Description<'a> {
 pub struct Expected {
     pub dtype: DType,
     pub shape: Vec<i64>,
+    /// Where it is not dense.
+    strides: Option<Vec<i64>>,
     bytes: usize,
 }
 
@@ -101,8 +103,19 @@ impl Expected {
         Expected {
             dtype: value.dtype,
             shape: value.shape.iter().map(|s| *s as i64).collect(),
+            strides: None,
             bytes: value.bytes(),
         }
+    }
+
+    /// A value of a plan as a caller sees it.
+    pub fn seen(plan: &Plan, id: usize) -> Expected {
+        let mut expected = Expected::of(&plan.values[id]);
+        if let Some((shape, strides)) = plan.seen.get(&id) {
+            expected.shape = shape.iter().map(|s| *s as i64).collect();
+            expected.strides = Some(strides.iter().map(|s| *s as i64).collect());
+        }
+        expected
     }
 
     fn text(&self) -> String {
@@ -246,7 +259,11 @@ pub fn given(
         let Ok(tensor) = exchange.borrow(&object) else {
             return Ok(None);
         };
-        if !tensor.is(expected.dtype, &expected.shape, gpu) || is_negated(&object)? {
+        let lies = match &expected.strides {
+            None => tensor.is(expected.dtype, &expected.shape, gpu),
+            Some(strides) => tensor.lies(expected.dtype, &expected.shape, strides, gpu),
+        };
+        if !lies || is_negated(&object)? {
             return Ok(None);
         }
         given.push(Memory(tensor.data()));

@@ -281,27 +281,44 @@ fn code_of(dtype: DType) -> (u8, u8) {
 }
 
 impl Borrowed {
+    /// Whether it is a tensor of this dtype and rank in the CPU's memory, or in that of a GPU.
+    fn is_like(&self, dtype: DType, rank: usize, gpu: Option<u32>) -> bool {
+        let t = &self.tensor;
+        (t.device_type, t.device_id) == device(gpu)
+            && (t.code, t.bits, t.lanes) == (code_of(dtype).0, code_of(dtype).1, 1)
+            && t.ndim as usize == rank
+    }
+
+    /// Its size in a dimension, and from there to the next element.
+    fn dimension(&self, i: usize) -> (i64, i64) {
+        debug_assert!(i < self.tensor.ndim as usize);
+        // SAFETY: shape and strides have `ndim` entries.
+        unsafe { (*self.tensor.shape.add(i), *self.tensor.strides.add(i)) }
+    }
+
     /// Whether it is a dense tensor of this dtype and shape in the CPU's memory, or in that of a GPU.
     pub fn is(&self, dtype: DType, shape: &[i64], gpu: Option<u32>) -> bool {
-        let t = &self.tensor;
-        if (t.device_type, t.device_id) != device(gpu)
-            || (t.code, t.bits, t.lanes) != (code_of(dtype).0, code_of(dtype).1, 1)
-        {
-            return false;
-        }
-        if t.ndim as usize != shape.len() {
+        if !self.is_like(dtype, shape.len(), gpu) {
             return false;
         }
         let mut step = 1;
-        for i in (0..shape.len()).rev() {
-            // SAFETY: shape and strides have `ndim` entries.
-            let (size, stride) = unsafe { (*t.shape.add(i), *t.strides.add(i)) };
-            if size != shape[i] || (size > 1 && stride != step) {
+        for (i, expected) in shape.iter().enumerate().rev() {
+            let (size, stride) = self.dimension(i);
+            if size != *expected || (size > 1 && stride != step) {
                 return false;
             }
             step *= size.max(1);
         }
         true
+    }
+
+    /// Whether it is a tensor of this dtype and shape with these strides.
+    pub fn lies(&self, dtype: DType, shape: &[i64], strides: &[i64], gpu: Option<u32>) -> bool {
+        let fits = |(i, (expected, step)): (usize, (&i64, &i64))| {
+            let (size, stride) = self.dimension(i);
+            size == *expected && (size <= 1 || stride == *step)
+        };
+        self.is_like(dtype, shape.len(), gpu) && shape.iter().zip(strides).enumerate().all(fits)
     }
 
     /// Where its first element is.

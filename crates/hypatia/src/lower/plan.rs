@@ -4,6 +4,7 @@
 mod calls;
 mod gradients;
 mod inline;
+mod layouts;
 mod pointwise;
 mod views;
 
@@ -23,6 +24,7 @@ use crate::ty::{DType, Device, Ty};
 pub use calls::{CallOperand, TorchCall};
 use gradients::Gate;
 use inline::Inlined;
+pub use layouts::Layouts;
 use serde::Serialize;
 
 /// A plan, and what its inputs and constants are in the program that it came from.
@@ -68,6 +70,8 @@ pub struct Wish {
     pub sizes: BTreeMap<String, i64>,
     /// Results are kept for a backward pass: they may be inputs and views, and share memory.
     pub saved: bool,
+    /// How tensors lie in eager, for results that are kept.
+    pub layouts: Layouts,
     /// Outputs whose masks are outputs, too, after all others; see [`Lowered::keeps`].
     pub keep: Vec<usize>,
     /// Inputs whose masks are inputs, too, after all others; see [`Lowered::masks`].
@@ -101,7 +105,7 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     }
     let inlined = Inlined::new(output, &|id| weights[usize::from(id)], &wish.sizes)?;
     let device = device_of(&inlined.program)?;
-    Lowering::new(&inlined, device).lower(wish)
+    Lowering::new(&inlined, device, wish).lower()
 }
 
 /// The device of all tensors.
@@ -126,6 +130,7 @@ struct Tail {
 }
 
 struct Lowering<'a> {
+    wish: &'a Wish,
     device: Device,
     source: &'a Inlined,
     program: &'a Program,
@@ -138,7 +143,7 @@ struct Lowering<'a> {
     /// Where nodes are that steps can read.
     place: FxHashMap<Id, Operand>,
     /// Values of nodes with several results.
-    items: FxHashMap<Id, Vec<Option<ValueId>>>,
+    items: FxHashMap<Id, Vec<Option<Operand>>>,
     calls: Vec<TorchCall>,
     /// Linear nodes by the last node that their step takes over.
     tails: FxHashMap<Id, (Id, Tail)>,
@@ -151,7 +156,7 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(source: &'a Inlined, device: Device) -> Lowering<'a> {
+    fn new(source: &'a Inlined, device: Device, wish: &'a Wish) -> Lowering<'a> {
         let program = &source.program;
         let mut uses = vec![0; program.nodes().len()];
         let mut users = vec![program.root; program.nodes().len()];
@@ -169,6 +174,7 @@ impl<'a> Lowering<'a> {
             Machine::Cuda
         };
         let mut lowering = Lowering {
+            wish,
             device,
             source,
             program,
@@ -194,7 +200,8 @@ impl<'a> Lowering<'a> {
         lowering
     }
 
-    fn lower(mut self, wish: &Wish) -> Result<Lowered> {
+    fn lower(mut self) -> Result<Lowered> {
+        let wish = self.wish;
         let order: Vec<Id> = self
             .program
             .reachable()
@@ -262,8 +269,12 @@ impl<'a> Lowering<'a> {
         });
         let whole =
             operand.is_dense() && operand.shape.iter().product::<usize>() == self.plan.values[operand.value].numel();
-        let factor = self.plan.steps.iter().any(|s| s.weights().contains(&operand.value));
-        if known.is_none() && whole && !factor {
+        // Products and torch know a value by its shape.
+        let fixed = self.plan.steps.iter().any(|s| {
+            let torch = matches!(s, Task::Torch(t) if t.writes.contains(&operand.value));
+            torch || s.weights().contains(&operand.value)
+        });
+        if known.is_none() && whole && !fixed {
             // Made in the shape in which it is wanted, it needs no view.
             self.plan.values[operand.value].shape.clone_from(&operand.shape);
         }
@@ -466,10 +477,13 @@ impl<'a> Lowering<'a> {
             return self.linear(id, linear, &tail);
         }
         match (&self.program.node(id).op, self.name(id)) {
-            (Op::Input(_), _) => {
-                let value = self.new_value(id)?;
+            (Op::Input(i), _) => {
+                let (shape, dtype) = self.shape(id)?;
+                let name = &self.program.leaves.inputs[*i as usize].name;
+                let input = self.laid(&shape, dtype, self.wish.layouts.result(name, 0))?;
                 self.inputs.push(self.source.origin[&id]);
-                self.plan.inputs.push(value);
+                self.plan.inputs.push(input.value);
+                self.place.insert(id, input);
                 Ok(())
             }
             // The parts are views, made where they are taken.
@@ -517,7 +531,7 @@ impl<'a> Lowering<'a> {
             .product(linear)
             .ok_or_else(|| no_plan("a product of another form"))?;
         let (x, m, x_stride, x_transposed) = self.left(product.x)?;
-        let w = self.whole(product.w)?;
+        let (w, flipped) = self.right(product.w)?;
         let b = product.b.map(|b| self.whole(b)).transpose()?;
         let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
         let y = self.new_value(id)?;
@@ -526,7 +540,7 @@ impl<'a> Lowering<'a> {
             x_stride,
             m,
             w,
-            transposed: product.transposed,
+            transposed: product.transposed != flipped,
             b,
             r: r.map(|(operand, _, stride)| (operand, stride)),
             activation: tail.activation,
@@ -537,6 +551,18 @@ impl<'a> Lowering<'a> {
             },
         }));
         Ok(())
+    }
+
+    /// A product's right factor, and whether its transpose lies there.
+    fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
+        let operand = self.operand(id)?;
+        if self.plan.machine == Machine::Cuda && !operand.is_dense() && operand.shape.len() == 2 {
+            let lying = operand.permuted(&[1, 0]);
+            if lying.is_dense() && lying.offset == 0 && self.plan.values[lying.value].shape == lying.shape {
+                return Ok((lying.value, true));
+            }
+        }
+        Ok((self.whole(id)?, false))
     }
 
     /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.

@@ -2,6 +2,8 @@
 
 pub use super::operand::Operand;
 
+use std::collections::BTreeMap;
+
 use super::cpu::linear::Activation;
 use super::cpu::region::Region;
 use super::cpu::rowwise::Rowwise;
@@ -234,4 +236,6 @@ pub struct Plan {
     pub constants: Vec<ValueId>,
     /// Values returned, each written by a step.
     pub outputs: Vec<ValueId>,
+    /// Sizes and strides in which callers and torch see a value, where that is not as it lies in memory.
+    pub seen: BTreeMap<ValueId, (Vec<usize>, Vec<isize>)>,
 }

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ir::captured::CapturedArg;
 use crate::ir::node::Op;
 use crate::lower::emit::emit_node;
-use crate::runtime::plan::{Task, TorchStep, Value};
+use crate::runtime::plan::{Task, TorchStep};
 use crate::ty::Ty;
 
 /// A call into torch, for whoever binds the plan.
@@ -23,6 +23,8 @@ pub struct TorchCall {
     pub args: Vec<CapturedArg>,
     /// What the node's operands are: tensors that the step reads, in order, or integers.
     pub operands: Vec<CallOperand>,
+    /// Which of its results are written, where not all are.
+    pub kept: Option<Vec<usize>>,
 }
 
 /// An operand of a call.
@@ -59,8 +61,13 @@ impl Lowering<'_> {
                 Ty::Tensor(_) => {
                     let mut operand = self.operand(*child)?;
                     // Calls that the table does not know may depend on how their operands lie in memory.
-                    if opaque.is_some() && !operand.is_dense() {
-                        operand = self.dense(*child)?;
+                    match opaque {
+                        Some(o) if self.wish.saved => {
+                            let wanted = self.wish.layouts.read(&o.name, operands.len());
+                            operand = self.as_wanted(*child, operand, wanted)?;
+                        }
+                        Some(_) if !operand.is_dense() => operand = self.dense(*child)?,
+                        _ => {}
                     }
                     reads.push(operand);
                     CallOperand::Tensor(reads.len() - 1)
@@ -72,26 +79,38 @@ impl Lowering<'_> {
             Ty::Tuple(items) => (items.to_vec(), true),
             one => (vec![one.clone()], false),
         };
+        // What is no tensor cannot be read by other steps, and such a call is made by Python, item by item.
+        let odd = tuple && types.iter().any(|t| !matches!(t, Ty::Tensor(_)));
         let mut items = vec![];
         let mut writes = vec![];
-        for ty in &types {
-            let Ty::Tensor(t) = ty else {
-                return Err(no_plan(format!("a call that returns {ty}")));
+        for (at, ty) in types.iter().enumerate() {
+            let t = match ty {
+                Ty::Tensor(t) if !odd || self.is_item_used(id, at) => t,
+                Ty::Tensor(_) => {
+                    items.push(None);
+                    continue;
+                }
+                _ if odd => {
+                    items.push(None);
+                    continue;
+                }
+                _ => return Err(no_plan(format!("a call that returns {ty}"))),
             };
             let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
             let shape = shape.ok_or_else(|| no_plan("sizes that are not known"))?;
             if t.device != self.device {
                 return Err(no_plan("a value on another device"));
             }
-            self.plan.values.push(Value { shape, dtype: t.dtype });
-            let value = self.plan.values.len() - 1;
-            writes.push(value);
-            items.push(Some(value));
+            let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
+            let item = self.laid(&shape, t.dtype, layout)?;
+            writes.push(item.value);
+            items.push(Some(item));
         }
+        let kept = (0..items.len()).filter(|i| items[*i].is_some()).collect();
         if tuple {
             self.items.insert(id, items);
-        } else {
-            self.place(id, writes[0])?;
+        } else if let Some(Some(one)) = items.pop() {
+            self.place.insert(id, one);
         }
         self.plan.steps.push(Task::Torch(TorchStep {
             name: opaque.map_or_else(|| emitted.target.clone(), |o| o.target.clone()),
@@ -108,7 +127,18 @@ impl Lowering<'_> {
                 emitted.args
             },
             operands,
+            kept: if odd { Some(kept) } else { None },
         });
         Ok(())
+    }
+
+    /// Whether one of several results is read.
+    fn is_item_used(&self, id: Id, item: usize) -> bool {
+        let reads = |user: Id| {
+            let node = self.program.node(user);
+            let index = node.children.get(1).and_then(|i| self.attr(*i)).and_then(Attr::as_int);
+            self.name(user) == "getitem" && node.children[0] == id && index == Some(item as i64)
+        };
+        self.program.reachable().into_iter().any(reads)
     }
 }

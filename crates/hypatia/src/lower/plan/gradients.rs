@@ -126,8 +126,7 @@ impl Lowering<'_> {
         let Task::Linear(l) = &self.plan.steps[step] else {
             return Err(no_plan("an output without a mask"));
         };
-        let n = *self.plan.values[l.y].shape.last().unwrap_or(&1);
-        let mask = mask(l.m, n);
+        let mask = self.mask_of(l)?;
         self.plan.values.push(mask);
         let id = self.plan.values.len() - 1;
         self.plan.outputs.push(id);
@@ -176,8 +175,7 @@ impl Lowering<'_> {
             let Task::Linear(l) = &self.plan.steps[product] else {
                 return Err(refused());
             };
-            let n = *self.plan.values[l.y].shape.last().unwrap_or(&1);
-            let bits = mask(l.m, n);
+            let bits = self.mask_of(l)?;
             let id = *given.get_or_insert_with(|| {
                 self.plan.values.push(bits);
                 self.plan.values.len() - 1
@@ -196,12 +194,14 @@ impl Lowering<'_> {
         self.plan.inputs.push(given.ok_or_else(refused)?);
         Ok(())
     }
-}
 
-/// A bit for each element of a matrix, rows filled up as cuBLASLt wants them.
-fn mask(m: usize, n: usize) -> Value {
-    Value {
-        shape: vec![m, n.next_multiple_of(128) / 8],
-        dtype: DType::U8,
+    /// A bit for each element of a product, rows filled up as cuBLASLt wants them.
+    fn mask_of(&self, l: &LinearStep) -> Result<Value> {
+        let sizes = l.sizes(&self.plan.values[l.w].shape);
+        let (n, _) = sizes.ok_or_else(|| no_plan("a weight that is no matrix"))?;
+        Ok(Value {
+            shape: vec![l.m, n.next_multiple_of(128) / 8],
+            dtype: DType::U8,
+        })
     }
 }

@@ -71,10 +71,8 @@ impl Lowering<'_> {
             let size = *sizes.get(index).ok_or_else(|| no_plan("no such part"))?;
             return Ok(x.sliced(dim, start as usize, size as usize, 1));
         }
-        let item = self.items.get(&from).and_then(|items| items.get(index)).copied();
-        let value = item.flatten().ok_or_else(|| no_plan("a result that is no tensor"))?;
-        let (shape, _) = self.shape(id)?;
-        Ok(Operand::dense(value, &shape))
+        let item = self.items.get(&from).and_then(|items| items.get(index)).cloned();
+        item.flatten().ok_or_else(|| no_plan("a result that is no tensor"))
     }
 
     pub(super) fn attr(&self, id: Id) -> Option<&Attr> {

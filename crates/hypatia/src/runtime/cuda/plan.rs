@@ -266,12 +266,13 @@ impl Bound {
             .map(|id| dense_strides(&self.plan.values[*id].shape))
             .collect();
         let mut writes = Vec::with_capacity(t.writes.len());
-        for (id, strides) in t.writes.iter().zip(&dense) {
+        for (id, dense) in t.writes.iter().zip(&dense) {
             let v = &self.plan.values[*id];
+            let (shape, strides) = self.plan.seen.get(id).map_or((&v.shape, dense), |(a, b)| (a, b));
             writes.push(Strided {
                 data: value(*id)? as usize as *mut u8,
                 dtype: v.dtype,
-                shape: &v.shape,
+                shape,
                 strides,
                 gpu,
             });

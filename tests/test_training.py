@@ -1,0 +1,202 @@
+"""Training through hypatia.compile: gradients, and what users do between the passes.
+
+A GPU's plans of training steps are run here by the CPU's runtime, which serves the same lowering.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hypatia
+from hypatia import compiling, native, pipeline
+from hypatia.workloads import BertLayer, GPTLayer, LlamaLayer
+
+
+class Layers(nn.Module):
+    """Two linear layers and a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The second of the first."""
+        return self.second(F.relu(self.first(x)))
+
+
+@pytest.fixture
+def never_eager() -> Iterator[None]:
+    """A step runs compiled, whether that is faster or not."""
+    with mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
+        yield
+
+
+@pytest.fixture
+def plans(never_eager: None) -> Iterator[None]:
+    """Passes run by plans, and a failing plan is an error."""
+
+    def failed(self: native.NativeGraph, error: Exception, args: Any) -> Any:
+        raise error
+
+    with (
+        mock.patch.object(pipeline, "_has_kernels", return_value=True),
+        mock.patch.object(native.NativeGraph, "choose", return_value={"plan": 0.0, "graph": 1.0}),
+        mock.patch.object(native.NativeGraph, "_failed", failed),
+    ):
+        yield
+
+
+def gradients(call: Any, model: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Of the sum of squares, added over the inputs."""
+    model.zero_grad()
+    for x in inputs:
+        call(x).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def assert_same(model: nn.Module, call: Any, *inputs: torch.Tensor) -> None:
+    """Gradients are eager's but for roundings."""
+    for ours, theirs in zip(gradients(call, model, *inputs), gradients(model, model, *inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+LAYERS = {
+    "mlp": (Layers, (5, 12)),
+    "bert": (lambda: BertLayer(32, 4, 64), (2, 6, 32)),
+    "gpt": (lambda: GPTLayer(32, 4), (2, 6, 32)),
+    "llama": (lambda: LlamaLayer(32, 4, 48), (2, 6, 32)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.usefixtures("plans")
+def test_gradients_of_plans_are_eagers(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    model, x = make(), torch.randn(shape)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        assert_same(model, call, x)
+    step = call._last_trained.step
+    assert step is not None
+    assert all(isinstance(p.latest(), native.NativeGraph) for p in step._graphs)
+    assert all(p.latest().native for p in step._graphs)
+
+
+@pytest.mark.parametrize("by", ["never_eager", "plans"])
+def test_what_users_do_between_the_passes(by: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(by)
+    torch.manual_seed(0)
+    model, x, other = Layers(), torch.randn(5, 12), torch.randn(5, 12)
+    call = hypatia.compile(model)
+    for _ in range(2):
+        assert_same(model, call, x, other)
+    want = gradients(model, model, x, other)
+    for order in (1, -1):
+        model.zero_grad()
+        for loss in [call(x).square().sum(), call(other).square().sum()][::order]:
+            loss.backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], want)
+    model.zero_grad()
+    loss = call(x).square().sum()
+    loss.backward(retain_graph=True)
+    call(other).square().sum().backward()
+    loss.backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], gradients(model, model, x, other, x))
+    loss = call(x).square().sum()
+    with torch.no_grad():
+        model.second.weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert_same(model, call, x)
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_gradients_of_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    call, x = hypatia.compile(model), torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        call(x).sum().backward()
+    assert call._last_trained.step is not None
+    assert torch.autograd.gradcheck(call, x)
+    assert torch.autograd.gradgradcheck(call, x)
+    found = []
+    for f in (call, model):
+        (g,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), model[2].weight)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_frozen_parameters_and_inputs_that_want_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(5, 12, requires_grad=True)
+    model.first.requires_grad_(False)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        wanted = [x, *model.second.parameters()]
+        ours = torch.autograd.grad(call(x).square().sum(), wanted)
+        torch.testing.assert_close(ours, torch.autograd.grad(model(x).square().sum(), wanted))
+    model.first.requires_grad_(True)
+    assert_same(model, call, x.detach())
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_a_model_that_changes_its_buffers_goes_the_long_way() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), torch.randn(8, 6)
+    twin = copy.deepcopy(model)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        model.zero_grad(), twin.zero_grad()
+        call(x).square().sum().backward()
+        twin(x).square().sum().backward()
+        torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
+        torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+    assert call._last_trained.step is None
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_random_numbers_are_eagers() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 4)), torch.randn(8, 6)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        torch.manual_seed(1)
+        ours = gradients(call, model, x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(ours, gradients(model, model, x))
+
+
+def test_eager_is_kept_where_it_is_faster() -> None:
+    model, x = Layers(), torch.randn(5, 12)
+    call = hypatia.compile(model)
+    with mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
+        for _ in range(3):
+            assert_same(model, call, x)
+    assert call._last_trained.eager
+    assert_same(model, call, torch.randn(7, 12))
+
+
+def test_training_goes_as_eagers_does() -> None:
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Layers()
+        call = hypatia.compile(model) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        x, y = torch.randn(16, 12), torch.randn(16, 8)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = (call(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+        runs.append(loss.item())
+    assert runs[1] == pytest.approx(runs[0], rel=1e-3)
