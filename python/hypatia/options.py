@@ -62,7 +62,8 @@ class Options:
         default=None,
         metadata={
             "doc": "on a GPU, run backward passes of `hypatia.compile` in the thread that asks for them, not "
-            "in autograd's, which saves two hand-overs a step; None: where there is one GPU"
+            "in autograd's, which saves two hand-overs a step; from then on that holds for all backward "
+            "passes of that thread. None: where there is one GPU"
         },
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -66,8 +65,6 @@ class _Function(torch.autograd.Function):
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
     step = ctx.step
-    if step.in_caller and getattr(_threads, "off", False):
-        torch.autograd.Variable._execution_engine.queue_callback(_give_back)
     given = [
         t if t.stride() == strides else t.contiguous()
         for t, strides in zip([tangents[i] for i in step.wanted], step.strides, strict=True)
@@ -90,15 +87,6 @@ def _differentiable(
         )
     )
     return (None, *[next(found) if t.requires_grad else None for t in primals])
-
-
-_threads = threading.local()
-"""Whether autograd's threads were turned off here, in each thread."""
-
-
-def _give_back() -> None:
-    _threads.off = False
-    torch._C._set_multithreading_enabled(True)
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
@@ -136,10 +124,9 @@ class Step:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model."""
-        if self.in_caller and torch._C._is_multithreading_enabled():
-            # Autograd asks for it when a backward pass begins; at the end of that it is as it was.
+        if self.in_caller:
+            # Autograd asks for it when a backward pass begins. What it is told at the end of one, it forgets.
             torch._C._set_multithreading_enabled(False)
-            _threads.off = True
         return _apply(self, *self.parameters, *inputs)
 
     def _as_they_are(

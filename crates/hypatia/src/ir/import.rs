@@ -7,7 +7,7 @@ use std::sync::Arc;
 use egg::Id;
 
 use super::build::{Sink, build};
-use super::captured::{Captured, CapturedArg, Devices, Record};
+use super::captured::{Captured, CapturedArg, CapturedDim, Devices, Record};
 use super::functions::{canonical, function};
 use super::node::{Node, Op};
 use super::program::{Input, Opaque, Program};
@@ -33,6 +33,7 @@ pub fn import(captured: &Captured) -> Result<Program> {
     program.leaves.hints = captured.hints.clone();
     let mut devices = Devices::default();
     let mut ids: Vec<Id> = Vec::with_capacity(captured.records.len());
+    let items = items_read(captured);
     for (i, record) in captured.records.iter().enumerate() {
         let ty = devices.ty(&record.ty);
         let id = if record.input {
@@ -43,7 +44,8 @@ pub fn import(captured: &Captured) -> Result<Program> {
             })?
         } else {
             match known_call(&mut program, record, &ty, &ids, captured.autograd) {
-                Some(id) => id,
+                Some(id) if describes(program.ty(id), items.get(&(i as u32))) => id,
+                Some(_) => opaque(&mut program, i as u32, record, ty, &ids)?,
                 None => opaque(&mut program, i as u32, record, ty, &ids)?,
             }
         };
@@ -64,6 +66,25 @@ pub fn import(captured: &Captured) -> Result<Program> {
     }
     program.set_outputs(outputs)?;
     Ok(program)
+}
+
+/// Which items of several results are read, by the record of the call.
+fn items_read(captured: &Captured) -> BTreeMap<u32, Vec<usize>> {
+    let mut found: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for record in captured.records.iter().filter(|r| r.target == "_operator.getitem") {
+        if let Some([CapturedArg::Node(call), CapturedArg::Int(CapturedDim::Known(item))]) = record.args.as_deref() {
+            found.entry(*call).or_default().push(*item as usize);
+        }
+    }
+    found
+}
+
+/// Whether a row says what the items are that are read: torch alone knows the others.
+fn describes(row: &Ty, read: Option<&Vec<usize>>) -> bool {
+    let Ty::Tuple(items) = row else {
+        return true;
+    };
+    read.is_none_or(|read| read.iter().all(|i| items.get(*i).is_some_and(|t| *t != Ty::Unknown)))
 }
 
 fn opaque(program: &mut Program, index: u32, record: &Record, ty: Ty, ids: &[Id]) -> Result<Id> {
