@@ -2,10 +2,13 @@
 
 mod product;
 
+pub(super) use product::tuned;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::codegen::{self, Operand as Lying};
 use super::driver::{Device, Stream};
+use super::fp32::Room;
 use super::gemm::{Budget, Operands};
 use super::kernel::Loaded;
 use super::replay::Replay;
@@ -32,8 +35,12 @@ pub struct Setting<'a> {
     pub budget: Budget,
     /// fp32 products may be rounded to 10 bits, as torch does where it is told to.
     pub tf32: bool,
+    /// fp32 products may be made of products of bf16, where these are as exact.
+    pub split: bool,
     /// Gives device memory for measuring, which stays until the plan is bound.
     pub memory: &'a mut dyn FnMut(usize) -> Result<u64>,
+    /// Gives device memory for other forms of weights.
+    pub room: &'a mut Room<'a>,
 }
 
 enum Ready {
@@ -90,7 +97,7 @@ impl Bound {
             steps.push(match step {
                 Task::Linear(l) => {
                     // SAFETY: promised by the caller.
-                    let product = unsafe { Product::new(device, &plan, l, &mut setting)? };
+                    let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
                     workspace = workspace.max(product.workspace());
                     Ready::Product(Box::new(product))
                 }
@@ -146,6 +153,15 @@ impl Bound {
     /// Whether all steps are our own.
     pub fn is_native(&self) -> bool {
         self.calls.is_empty()
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let kind = |ready: &Ready| match ready {
+            Ready::Product(product) => Some(product.kind()),
+            _ => None,
+        };
+        self.steps.iter().filter_map(kind).collect()
     }
 
     /// Runs all steps on a stream.

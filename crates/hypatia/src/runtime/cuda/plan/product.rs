@@ -5,6 +5,7 @@ use crate::runtime::cpu::linear::Activation;
 use crate::runtime::cpu::region::{Instruction, Op, Region, Rounding};
 use crate::runtime::cuda::codegen;
 use crate::runtime::cuda::driver::{Device, Stream};
+use crate::runtime::cuda::fp32;
 use crate::runtime::cuda::gemm::{Epilogue, Gemm, Operands, Problem, Scratch, Tuned, record_key, scratch_bytes, tune};
 use crate::runtime::cuda::kernel::Loaded;
 use crate::runtime::cuda::{Error, Result};
@@ -14,38 +15,53 @@ use crate::ty::DType;
 
 /// A product, with sums of its left factor where they are asked for.
 pub(super) struct Product {
-    gemm: Gemm,
+    gemm: fp32::Product,
     /// Sums by kernels of their own; none if the product makes them.
     sums: Option<Sums>,
 }
 
 impl Product {
     /// # Safety
-    /// The setting's memory is the device's.
+    /// The setting's memory is the device's, and the constants are there.
     pub(super) unsafe fn new(
         device: &'static Device,
         plan: &Plan,
         l: &LinearStep,
+        constants: &[u64],
         setting: &mut Setting<'_>,
     ) -> Result<Product> {
         let problem = problem(plan, l, setting.tf32)?;
-        // SAFETY: promised by the caller.
-        let plain = unsafe { tuned(device, problem, setting) };
         if l.gradient.sums.is_none() {
-            let (gemm, _) = plain?;
+            let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
+            // SAFETY: promised by the caller.
+            let gemm = unsafe { fp32::choose(device, problem, weight, setting)? };
             return Ok(Product { gemm, sums: None });
         }
+        // SAFETY: promised by the caller.
+        let plain = unsafe { tuned(device, problem, setting) };
         // SAFETY: promised by the caller.
         let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
         let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, &l.x, 1)?)));
         match (both, apart) {
-            (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => {
-                Ok(Product { gemm, sums: None })
-            }
-            (Ok((gemm, _)), Err(_)) => Ok(Product { gemm, sums: None }),
-            (_, Ok(((gemm, _), sums))) => Ok(Product { gemm, sums: Some(sums) }),
+            (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
+                gemm: gemm.into(),
+                sums: None,
+            }),
+            (Ok((gemm, _)), Err(_)) => Ok(Product {
+                gemm: gemm.into(),
+                sums: None,
+            }),
+            (_, Ok(((gemm, _), sums))) => Ok(Product {
+                gemm: gemm.into(),
+                sums: Some(sums),
+            }),
             (Err(error), Err(_)) => Err(error),
         }
+    }
+
+    /// How it is computed.
+    pub(super) fn kind(&self) -> &'static str {
+        self.gemm.kind()
     }
 
     pub(super) fn workspace(&self) -> usize {
@@ -157,7 +173,11 @@ fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
 ///
 /// # Safety
 /// `memory` gives memory of the device.
-unsafe fn tuned(device: &'static Device, problem: Problem, setting: &mut Setting<'_>) -> Result<(Gemm, f64)> {
+pub(in crate::runtime::cuda) unsafe fn tuned(
+    device: &'static Device,
+    problem: Problem,
+    setting: &mut Setting<'_>,
+) -> Result<(Gemm, f64)> {
     let key = Key {
         device: device.name().into(),
         libraries: record_key(device, &problem)?,
