@@ -254,6 +254,8 @@ class NativeGraph:
         more: int = 0,
     ) -> Any:
         libtorch = str(calls.LIBTORCH)
+        room = None if most is None else max(0, most - folded_bytes(self.gm))
+        like = next(reversed(self._bound.values()), None)
         if self.device.type == "cuda":
             self._tf32 = torch._C._get_cublas_allow_tf32()
             returns = None
@@ -270,9 +272,10 @@ class NativeGraph:
                 self.lead(),
                 self._tf32,
                 returns,
+                self.planner.split,
+                room,
+                like.bound if isinstance(like, Recorded) else like,
             )
-        room = None if most is None else max(0, most - folded_bytes(self.gm))
-        like = next(reversed(self._bound.values()), None)
         threads = torch.get_num_threads()
         return plan.bind(constants, watched, made, libtorch, threads, room, self._without, like)
 

@@ -33,14 +33,20 @@ pub struct BoundCudaPlan {
     returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
     arenas: Mutex<HashMap<usize, (Py<PyAny>, u64)>>,
+    /// Pieces of weights, by the address of the weight.
+    pieces: HashMap<u64, (Py<PyAny>, u64)>,
+    /// Bytes of those that were made for this plan.
+    copied: usize,
     _kept: Py<PyList>,
 }
 
 #[pymethods]
 impl BoundCudaPlan {
-    /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`.
+    /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`. `split`: fp32
+    /// products may be made of products of bf16, with at most so many bytes of split weights; those of the same plan at
+    /// other sizes are used again.
     #[new]
-    #[pyo3(signature = (plan, constants, watched, calls, libtorch, gpu, stream, tf32, returns = None))]
+    #[pyo3(signature = (plan, constants, watched, calls, libtorch, gpu, stream, tf32, returns = None, split = true, most = None, like = None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -53,6 +59,9 @@ impl BoundCudaPlan {
         stream: usize,
         tf32: bool,
         returns: Option<Vec<Option<isize>>>,
+        split: bool,
+        most: Option<usize>,
+        like: Option<&BoundCudaPlan>,
     ) -> PyResult<BoundCudaPlan> {
         let (inputs, outputs) = (plan.plan().inputs.len(), plan.plan().outputs.len());
         let known = |at: isize| {
@@ -80,13 +89,42 @@ impl BoundCudaPlan {
             scratch.push(fresh);
             Ok(address)
         };
+        let mut shared = HashMap::new();
+        if let Some(like) = like
+            && like.current(py)?
+        {
+            shared.extend(like.pieces.iter().map(|(a, (o, p))| (*a, (o.clone_ref(py), *p))));
+        }
+        let (mut pieces, mut copied) = (HashMap::new(), 0);
+        let mut room = |weight: u64, bytes: usize| {
+            if let Some((object, address)) = pieces.get(&weight).or_else(|| shared.get(&weight)) {
+                let (object, address): (Py<PyAny>, u64) = (Py::clone_ref(object, py), *address);
+                pieces.insert(weight, (object, address));
+                return Ok((address, true));
+            }
+            if most.is_some_and(|most| copied + bytes > most) {
+                return Err(cuda::Error::Unsupported("no more copies of weights are allowed".into()));
+            }
+            let made = exchange
+                .allocate(DType::U8, &[bytes as i64], Some(gpu))
+                .and_then(|fresh| {
+                    let address = fresh.data() as u64;
+                    Ok((fresh.into_object(py)?.unbind(), address))
+                });
+            let (object, address) = made.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
+            copied += bytes;
+            pieces.insert(weight, (object, address));
+            Ok((address, false))
+        };
         let device = Device::get(gpu).map_err(failed)?;
         let setting = Setting {
             stream: device.stream(stream),
             database: &database,
             budget: Budget::default(),
             tf32,
+            split,
             memory: &mut memory,
+            room: &mut room,
         };
         // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
         let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
@@ -104,6 +142,8 @@ impl BoundCudaPlan {
             exchange,
             returns,
             arenas: Mutex::new(HashMap::new()),
+            pieces,
+            copied,
             _kept: constants.clone().unbind(),
         })
     }
@@ -170,14 +210,14 @@ impl BoundCudaPlan {
         PyTuple::new(py, returned).map(Some)
     }
 
-    /// Bytes of the values in between, and of packed constants, of which there are none.
+    /// Bytes of the values in between, and of split weights.
     fn bytes(&self) -> (usize, usize) {
-        (self.runnable.arena_bytes(), 0)
+        (self.runnable.arena_bytes(), self.copied)
     }
 
     /// How each linear layer is computed, in the order of the steps.
     fn kinds(&self) -> Vec<&'static str> {
-        vec![]
+        self.runnable.kinds()
     }
 
     /// Whether no step calls torch.

@@ -108,11 +108,12 @@ impl Bound {
                 }
                 Task::Region(r) => {
                     let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
-                    let outputs: Vec<Lying> = r
-                        .outputs
-                        .iter()
-                        .map(|id| Lying::dense(plan.values[*id].dtype, &r.shape))
-                        .collect();
+                    let outputs: Vec<Lying> = if r.slices.is_empty() {
+                        let dense = |id: &ValueId| Lying::dense(plan.values[*id].dtype, &r.shape);
+                        r.outputs.iter().map(dense).collect()
+                    } else {
+                        r.slices.iter().map(|o| lying(&plan, o)).collect()
+                    };
                     Ready::Kernel(codegen::pointwise(&r.region, &r.shape, &inputs, &outputs)?.load(device)?)
                 }
                 Task::Rows(r) => {
@@ -225,7 +226,10 @@ impl Bound {
                 for o in &r.inputs {
                     addresses.push(operand(o)?);
                 }
-                for id in &r.outputs {
+                for o in &r.slices {
+                    addresses.push(operand(o)?);
+                }
+                for id in r.outputs.iter().filter(|_| r.slices.is_empty()) {
                     addresses.push(value(*id)?);
                 }
                 // SAFETY: promised by the caller.

@@ -107,11 +107,14 @@ unsafe fn built(
     // SAFETY: promised by the caller.
     unsafe {
         let gemms = products(device, problem, count, setting)?;
+        let mut pieces = Pieces::new(device, linear, gemms)?;
         let spare = (setting.memory)(8)?;
+        if !pieces.survey(setting.stream, weight, spare)? {
+            return Ok(None);
+        }
         let (room, done) = (setting.room)(weight, Pieces::weight_bytes(&linear))?;
-        let mut pieces = Pieces::new(device, linear, gemms, room)?;
-        let fits = pieces.take_weight(setting.stream, weight, spare, done)?;
-        Ok(fits.then(|| Product(Way::Pieces(Box::new(pieces)))))
+        pieces.take(setting.stream, weight, room, done)?;
+        Ok(Some(Product(Way::Pieces(Box::new(pieces)))))
     }
 }
 
@@ -185,8 +188,9 @@ unsafe fn measured(
             let room = (setting.memory)(Pieces::weight_bytes(&linear))?;
             for count in pieces::PARTS {
                 let product = products(device, problem, count, setting).and_then(|gemms| {
-                    let mut pieces = Pieces::new(device, linear, gemms, room)?;
-                    pieces.take_weight(setting.stream, yard.weight(), yard.spare(), false)?;
+                    let mut pieces = Pieces::new(device, linear, gemms)?;
+                    pieces.survey(setting.stream, yard.weight(), yard.spare())?;
+                    pieces.take(setting.stream, yard.weight(), room, false)?;
                     Ok(Product(Way::Pieces(Box::new(pieces))))
                 });
                 // More parts are only slower.

@@ -88,13 +88,8 @@ impl Pieces {
         6 * linear.n * linear.k
     }
 
-    /// Of products that are ready; `weight` is room for the pieces of a weight, to be filled.
-    pub(super) fn new(
-        device: &'static Device,
-        linear: Linear,
-        parts: Vec<(Part, Gemm)>,
-        weight: u64,
-    ) -> Result<Pieces> {
+    /// Of products that are ready; it has no weight yet.
+    pub(super) fn new(device: &'static Device, linear: Linear, parts: Vec<(Part, Gemm)>) -> Result<Pieces> {
         let module = kernel::module(device, "pieces", SOURCE)?;
         let workspace = parts.iter().map(|(_, gemm)| gemm.workspace()).max().unwrap_or(0);
         Ok(Pieces {
@@ -106,17 +101,16 @@ impl Pieces {
                 mend: module.function("mend")?,
                 survey: module.function("survey")?,
             },
-            weight,
+            weight: 0,
             limit: 0,
         })
     }
 
-    /// Looks at the weight, which must be finite and not too small for pieces, and splits it unless that was done before.
-    /// The result says whether it can be used.
+    /// Looks at the weight; the result says whether it is finite and not too small for pieces.
     ///
     /// # Safety
     /// The weight is there, and `scratch` has eight bytes.
-    pub(super) unsafe fn take_weight(&mut self, stream: Stream, weight: u64, scratch: u64, done: bool) -> Result<bool> {
+    pub(super) unsafe fn survey(&mut self, stream: Stream, weight: u64, scratch: u64) -> Result<bool> {
         let Linear { n, k, .. } = self.linear;
         let blocks = [(n * k).div_ceil(1024).clamp(1, 1024) as u32, 1, 1];
         // SAFETY: promised by the caller.
@@ -130,11 +124,21 @@ impl Pieces {
             return Ok(false);
         };
         self.limit = limit.to_bits();
-        if !done {
-            // SAFETY: promised by the caller; the room was made for it.
-            unsafe { self.split(stream, [weight, self.weight, 0], n, k, true)? };
-        }
         Ok(true)
+    }
+
+    /// Takes room for the pieces of the weight, and splits it unless that was done before.
+    ///
+    /// # Safety
+    /// The weight is there, and room for [`Pieces::weight_bytes`].
+    pub(super) unsafe fn take(&mut self, stream: Stream, weight: u64, room: u64, done: bool) -> Result<()> {
+        let Linear { n, k, .. } = self.linear;
+        self.weight = room;
+        if done {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        unsafe { self.split(stream, [weight, room, 0], n, k, true) }
     }
 
     /// # Safety

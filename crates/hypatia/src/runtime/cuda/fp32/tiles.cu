@@ -105,7 +105,13 @@ __device__ __forceinline__ float4 sums_at(u32 address) {
 __device__ __noinline__ float plainly(const float* x, const float* w, int k) {
     float sum = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < k; i++) sum = fmaf(x[i], w[i], sum);
+    for (int start = 0; start < k; start += 16) {
+        // Sums of sums, which have smaller errors than one long sum.
+        float part = 0.0f;
+#pragma unroll 1
+        for (int i = start; i < k && i < start + 16; i++) part = fmaf(x[i], w[i], part);
+        sum += part;
+    }
     return sum;
 }
 
