@@ -219,7 +219,7 @@ class NativeGraph:
                 bound = self._bound_plan(
                     plan, constants, [*weights, *attributes], self.planner.calls(described["calls"]), most
                 )
-                if described["calls"] and self.device.type == "cuda" and not self.planner.saved:
+                if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
                     bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
             except _native.HypatiaError as e:
                 log.info("the native plan is not used: %s", e)

@@ -13,7 +13,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::plan::{Expected, NativePlan, Watched, call, given};
+use crate::plan::{Expected, NativePlan, Watched, call, dispatched, given};
 use crate::tensor::Exchange;
 use crate::{failed, tuning};
 
@@ -116,6 +116,7 @@ impl BoundCudaPlan {
             pieces.insert(weight, (object, address));
             Ok((address, false))
         };
+        let mut torch = |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
         let device = Device::get(gpu).map_err(failed)?;
         let setting = Setting {
             stream: device.stream(stream),
@@ -125,6 +126,7 @@ impl BoundCudaPlan {
             split,
             memory: &mut memory,
             room: &mut room,
+            torch: &mut torch,
         };
         // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
         let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;

@@ -1,5 +1,6 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
+mod apart;
 mod product;
 
 pub(super) use product::tuned;
@@ -41,6 +42,8 @@ pub struct Setting<'a> {
     pub memory: &'a mut dyn FnMut(usize) -> Result<u64>,
     /// Gives device memory for other forms of weights.
     pub room: &'a mut Room<'a>,
+    /// Makes calls into torch, of what they are as text.
+    pub torch: &'a mut dyn FnMut(&str) -> Result<Box<dyn Call>>,
 }
 
 enum Ready {
@@ -153,7 +156,8 @@ impl Bound {
 
     /// Whether all steps are our own.
     pub fn is_native(&self) -> bool {
-        self.calls.is_empty()
+        let ours = |ready: &Ready| !matches!(ready, Ready::Product(product) if product.calls_torch());
+        self.calls.is_empty() && self.steps.iter().all(ours)
     }
 
     /// How each linear layer is computed, in the order of the steps.

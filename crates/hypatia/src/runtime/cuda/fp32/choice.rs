@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::pieces::{self, Pieces};
-use super::tiles::{Shape, Tiles};
+use super::tiles::{Shape, TOPS, Tiles};
 use super::yard::{self, Yard, counts};
 use super::{Linear, Product, Way};
 use crate::runtime::cuda::Result;
@@ -96,18 +96,20 @@ unsafe fn built(
         // SAFETY: promised by the caller.
         return Ok(Some(unsafe { tuned(device, *problem, setting)?.0 }.into()));
     }
-    if let Some(shape) = Shape::named(name) {
+    let Some(shape) = Shape::named(name) else {
+        return Ok(None);
+    };
+    if !shape.is_top() {
         let tiles = Tiles::new(device, linear, shape)?;
         return Ok(Some(Product(Way::Tiles(Box::new(tiles)))));
     }
-    let count = name.strip_prefix("pieces ").and_then(|n| n.parse().ok());
-    let (Some(count), Some(weight)) = (count, weight) else {
+    let Some(weight) = weight else {
         return Ok(None);
     };
     // SAFETY: promised by the caller.
     unsafe {
-        let gemms = products(device, problem, count, setting)?;
-        let mut pieces = Pieces::new(device, linear, gemms)?;
+        let gemms = products(device, problem, setting)?;
+        let mut pieces = Pieces::new(device, linear, gemms, shape)?;
         let spare = (setting.memory)(8)?;
         if !pieces.survey(setting.stream, weight, spare)? {
             return Ok(None);
@@ -123,10 +125,9 @@ unsafe fn built(
 unsafe fn products(
     device: &'static Device,
     problem: &Problem,
-    count: usize,
     setting: &mut Setting<'_>,
 ) -> Result<Vec<(pieces::Part, Gemm)>> {
-    let parts = pieces::parts(problem, count).into_iter();
+    let parts = pieces::parts(problem).into_iter();
     parts
         // SAFETY: promised by the caller.
         .map(|part| Ok((part, unsafe { tuned(device, part.problem, setting)?.0 })))
@@ -169,13 +170,9 @@ unsafe fn measured(
             match tried {
                 Ok(Some(time)) => {
                     times.insert(name, time);
-                    true
                 }
-                Ok(None) => false,
-                Err(e) => {
-                    tracing::debug!("{problem}: not by {name}: {e}");
-                    false
-                }
+                Ok(None) => {}
+                Err(e) => tracing::debug!("{problem}: not by {name}: {e}"),
             }
         };
         if Tiles::serve(&linear) {
@@ -186,17 +183,14 @@ unsafe fn measured(
         }
         if by_pieces {
             let room = (setting.memory)(Pieces::weight_bytes(&linear))?;
-            for count in pieces::PARTS {
-                let product = products(device, problem, count, setting).and_then(|gemms| {
-                    let mut pieces = Pieces::new(device, linear, gemms)?;
+            for shape in TOPS {
+                let product = products(device, problem, setting).and_then(|gemms| {
+                    let mut pieces = Pieces::new(device, linear, gemms, shape)?;
                     pieces.survey(setting.stream, yard.weight(), yard.spare())?;
                     pieces.take(setting.stream, yard.weight(), room, false)?;
                     Ok(Product(Way::Pieces(Box::new(pieces))))
                 });
-                // More parts are only slower.
-                if attempt(format!("pieces {count}"), product) {
-                    break;
-                }
+                attempt(shape.name(), product);
             }
         }
     }

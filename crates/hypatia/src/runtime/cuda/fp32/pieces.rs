@@ -3,8 +3,9 @@
 //! With `x = x0 + x1 + x2` and `w = w0 + w1 + w2`, the greatest piece first, `[x0 x1 x2]·[w2 w1 w0]` is the sum of the
 //! smallest products that count, `[x0 x1]·[w1 w0]` that of the next and `x0·w0` that of the greatest: three products over
 //! parts of the same two matrices, each added to the one before. The last decides about the error, and tensor cores round
-//! towards zero, so it is done in several parts of K where that is needed.
+//! towards zero, which a long sum of the library shows; so it is done by [tiles](super::tiles), which add in chunks.
 
+use super::tiles::{Shape, Tiles};
 use super::{Linear, Operands};
 use crate::runtime::cuda::driver::{Device, Function, Stream};
 use crate::runtime::cuda::gemm::{Gemm, Problem};
@@ -12,9 +13,6 @@ use crate::runtime::cuda::{Error, Result, kernel};
 use crate::ty::DType;
 
 pub(super) const SOURCE: &str = include_str!("pieces.cu");
-
-/// Parts of K for the greatest products, the first that is exact enough being the fastest.
-pub(super) const PARTS: [usize; 4] = [1, 2, 4, 8];
 
 /// Products below this many multiplications are not worth several launches.
 const WORTH: usize = 1 << 27;
@@ -30,25 +28,18 @@ pub(super) struct Part {
     pub(super) problem: Problem,
 }
 
-/// The products for a linear layer, in order.
-pub(super) fn parts(whole: &Problem, count: usize) -> Vec<Part> {
+/// The library's products for a linear layer, in order.
+pub(super) fn parts(whole: &Problem) -> [Part; 2] {
     let k = whole.k;
-    let step = k.div_ceil(count).next_multiple_of(8);
-    let mut spans = vec![(0, 0, 3 * k), (0, k, 2 * k)];
-    spans.extend((0..k).step_by(step).map(|at| (at, 2 * k + at, step.min(k - at))));
-    let last = spans.len() - 1;
-    let part = |(i, (left, right, k)): (usize, (usize, usize, usize))| {
+    let part = |left: usize, right: usize, k: usize, residual| {
         let mut problem = Problem::linear(DType::BF16, whole.m, whole.n, k);
         problem.output = DType::F32;
         problem.left.ld = 3 * whole.k;
         problem.right.ld = 3 * whole.k;
-        problem.residual = if i == 0 { whole.residual } else { Some(whole.out) };
-        if i == last {
-            problem.epilogue = whole.epilogue;
-        }
+        problem.residual = residual;
         Part { left, right, problem }
     };
-    spans.into_iter().enumerate().map(part).collect()
+    [part(0, 0, 3 * k, whole.residual), part(0, k, 2 * k, Some(whole.out))]
 }
 
 /// The kernels around the products.
@@ -64,6 +55,7 @@ struct Kernels {
 pub(super) struct Pieces {
     linear: Linear,
     parts: Vec<(Part, Gemm)>,
+    top: Tiles,
     kernels: Kernels,
     workspace: usize,
     /// Where the pieces of the weight are.
@@ -76,9 +68,8 @@ impl Pieces {
     /// True if it is worth trying.
     pub(super) fn serve(linear: &Linear) -> bool {
         let size = linear.m.saturating_mul(linear.n).saturating_mul(linear.k);
-        linear.k.is_multiple_of(8)
-            && linear.x_row.is_multiple_of(4)
-            && linear.alignment >= 16
+        Tiles::serve(linear)
+            && linear.k.is_multiple_of(8)
             && size >= WORTH
             && 3 * linear.k.max(linear.m) < i32::MAX as usize
     }
@@ -89,13 +80,20 @@ impl Pieces {
     }
 
     /// Of products that are ready; it has no weight yet.
-    pub(super) fn new(device: &'static Device, linear: Linear, parts: Vec<(Part, Gemm)>) -> Result<Pieces> {
+    pub(super) fn new(device: &'static Device, linear: Linear, parts: Vec<(Part, Gemm)>, top: Shape) -> Result<Pieces> {
+        // What the library's products have added up is the residual.
+        let last = Linear {
+            residual: true,
+            residual_row: linear.n,
+            ..linear
+        };
         let module = kernel::module(device, "pieces", SOURCE)?;
         let workspace = parts.iter().map(|(_, gemm)| gemm.workspace()).max().unwrap_or(0);
         Ok(Pieces {
             linear,
             workspace: workspace.next_multiple_of(ALIGNMENT),
             parts,
+            top: Tiles::new(device, last, top)?,
             kernels: Kernels {
                 split: module.function("split")?,
                 mend: module.function("mend")?,
@@ -179,6 +177,9 @@ impl Pieces {
             // SAFETY: as above.
             unsafe { gemm.launch(stream, &operands)? };
         }
+        let last = Operands { residual: o.out, ..*o };
+        // SAFETY: as above.
+        unsafe { self.top.launch(stream, &last)? };
         let mut arguments = vec![o.left, o.right, o.bias, o.residual, o.out, flags];
         arguments.extend([l.n, l.k, l.x_row, l.residual_row].map(|n| n as u64));
         arguments.push(u64::from(l.relu));
@@ -207,28 +208,23 @@ mod tests {
     use crate::runtime::cuda::nvrtc::{self, Arch};
 
     #[test]
-    fn parts_cover_all_products_of_pieces() {
+    fn parts_cover_all_but_the_greatest_products_of_pieces() {
         let whole = Problem::linear(DType::F32, 64, 32, 72).with_epilogue(Epilogue::ReluBias);
-        let (k, found) = (72, parts(&whole, 4));
+        let (k, found) = (72, parts(&whole));
         let mut products = vec![];
         for part in &found {
             for i in 0..part.problem.k {
                 let (left, right) = (part.left + i, part.right + i);
-                // The same place in both rows, and pieces whose numbers add up to at most two.
+                // The same place in both rows.
                 assert_eq!(left % k, right % k);
                 products.push((left % k, left / k, 2 - right / k));
             }
         }
         products.sort_unstable();
         products.dedup();
-        assert_eq!(products.len(), 6 * k);
-        assert!(products.iter().all(|(_, a, b)| a + b <= 2));
-        let epilogues: Vec<_> = found.iter().map(|p| p.problem.epilogue).collect();
-        assert_eq!(
-            epilogues[..epilogues.len() - 1],
-            vec![Epilogue::None; epilogues.len() - 1]
-        );
-        assert_eq!(epilogues.last(), Some(&Epilogue::ReluBias));
+        assert_eq!(products.len(), 5 * k);
+        assert!(products.iter().all(|(_, a, b)| (1..=2).contains(&(a + b))));
+        assert!(found.iter().all(|p| p.problem.epilogue == Epilogue::None));
         assert!(found[0].problem.residual.is_none() && found[1].problem.residual.is_some());
     }
 

@@ -7,11 +7,14 @@
 //
 // Numbers that pieces cannot stand for are noticed: what is too great makes a sum that is not finite, what is too small
 // is seen when it is fetched. Such sums are computed again, without pieces.
+//
+// With TERMS 1 only the products of the greatest pieces are computed, for who has the others and looks after such numbers.
 typedef long long i64;
 typedef unsigned u32;
 constexpr int ACROSS = BN / 32, DOWN = BM / 32;
 constexpr int THREADS = ACROSS * DOWN * GROUPS * 32;
 constexpr int STAGE = (BM + BN) * CHUNK;
+constexpr bool ALL = TERMS > 1;
 // Rows of partial sums are this far apart.
 constexpr int PITCH = BN + 8;
 // What a thread fetches of every chunk: four numbers of some rows, all with the same place in their row.
@@ -30,8 +33,9 @@ __device__ __forceinline__ u32 pair(float low, float high) {
     return both;
 }
 // The pieces of two numbers, the greatest first.
-__device__ __forceinline__ void split(float a, float b, u32& first, u32& second, u32& third) {
+__device__ __forceinline__ void pieces_of(float a, float b, u32& first, u32& second, u32& third) {
     first = pair(a, b);
+    if constexpr (!ALL) return;
     a -= __uint_as_float(first << 16);
     b -= __uint_as_float(first & 0xffff0000u);
     second = pair(a, b);
@@ -144,7 +148,7 @@ __launch_bounds__(THREADS) tiles(const float* x, const float* w, const float* bi
     for (int i = 0; i < count; i++) {
         asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2));
         float* stage = memory + i % STAGES * STAGE;
-        low |= share.tiny(stage);
+        if constexpr (ALL) low |= share.tiny(stage);
         __syncthreads();
         const int next = i + STAGES - 1;
         if (next < count) share.fetch_chunk(memory + next % STAGES * STAGE, (first + next) * CHUNK);
@@ -158,24 +162,26 @@ __launch_bounds__(THREADS) tiles(const float* x, const float* w, const float* bi
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float4 v = *(const float4*)quad(stage, BM + wn * 32 + j * 8 + g, c);
-                split(v.x, v.y, b0[j][0], b1[j][0], b2[j][0]);
-                split(v.z, v.w, b0[j][1], b1[j][1], b2[j][1]);
+                pieces_of(v.x, v.y, b0[j][0], b1[j][0], b2[j][0]);
+                pieces_of(v.z, v.w, b0[j][1], b1[j][1], b2[j][1]);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 u32 a0[4], a1[4], a2[4];
                 const float4 u = *(const float4*)quad(stage, wm * 32 + i * 16 + g, c);
                 const float4 v = *(const float4*)quad(stage, wm * 32 + i * 16 + 8 + g, c);
-                split(u.x, u.y, a0[0], a1[0], a2[0]);
-                split(v.x, v.y, a0[1], a1[1], a2[1]);
-                split(u.z, u.w, a0[2], a1[2], a2[2]);
-                split(v.z, v.w, a0[3], a1[3], a2[3]);
+                pieces_of(u.x, u.y, a0[0], a1[0], a2[0]);
+                pieces_of(v.x, v.y, a0[1], a1[1], a2[1]);
+                pieces_of(u.z, u.w, a0[2], a1[2], a2[2]);
+                pieces_of(v.z, v.w, a0[3], a1[3], a2[3]);
                 mma_row(most[i], a0, b0);
-                mma_row(little[i], a2, b0);
-                mma_row(little[i], a0, b2);
-                mma_row(little[i], a1, b1);
-                mma_row(little[i], a1, b0);
-                mma_row(little[i], a0, b1);
+                if constexpr (ALL) {
+                    mma_row(little[i], a2, b0);
+                    mma_row(little[i], a0, b2);
+                    mma_row(little[i], a1, b1);
+                    mma_row(little[i], a1, b0);
+                    mma_row(little[i], a0, b1);
+                }
             }
         }
 #pragma unroll
@@ -230,7 +236,7 @@ __launch_bounds__(THREADS) tiles(const float* x, const float* w, const float* bi
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             if (e >= wide) break;
-            if (strange || !(fabsf(sum[e]) < __int_as_float(0x7f800000)))
+            if (ALL && (strange || !(fabsf(sum[e]) < __int_as_float(0x7f800000))))
                 sum[e] = plainly(x + row * x_row, w + (column + e) * k, (int)k);
             if (residual) sum[e] += residual[row * residual_row + column + e];
             if (bias) sum[e] += bias[column + e];

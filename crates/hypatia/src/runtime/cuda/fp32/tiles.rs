@@ -20,10 +20,18 @@ pub(super) struct Shape {
     stages: usize,
     /// Blocks that share K.
     split: usize,
+    /// Products of pieces: all six that count, or the greatest.
+    terms: usize,
 }
 
 /// Tiles that were the fastest somewhere, `split` to be filled in.
 const SHAPES: [Shape; 2] = [Shape::new([32, 32], 4, 128, 2), Shape::new([64, 64], 1, 64, 2)];
+
+/// Tiles for the greatest products of pieces alone.
+pub(super) const TOPS: [Shape; 2] = [
+    Shape::new([64, 64], 1, 64, 2).top(),
+    Shape::new([128, 64], 1, 64, 2).top(),
+];
 
 /// Blocks that may share K.
 const SPLITS: [usize; 4] = [1, 2, 4, 8];
@@ -39,7 +47,12 @@ impl Shape {
             chunk,
             stages,
             split: 1,
+            terms: 6,
         }
+    }
+
+    const fn top(self) -> Shape {
+        Shape { terms: 1, ..self }
     }
 
     /// The ways that are worth measuring for a product: one or two blocks for each multiprocessor, if there is enough to
@@ -88,11 +101,12 @@ impl Shape {
             chunk,
             stages,
             split,
+            terms,
             ..
         } = self;
         format!(
             "#define BM {rows}\n#define BN {columns}\n#define GROUPS {groups}\n#define CHUNK {chunk}\n\
-             #define STAGES {stages}\n#define SPLIT {split}\n{SOURCE}"
+             #define STAGES {stages}\n#define SPLIT {split}\n#define TERMS {terms}\n{SOURCE}"
         )
     }
 
@@ -104,8 +118,15 @@ impl Shape {
             chunk,
             stages,
             split,
+            terms,
         } = self;
-        format!("tiles {rows}x{columns} {groups} {chunk} {stages} {split}")
+        let kind = if terms == 1 { "pieces" } else { "tiles" };
+        format!("{kind} {rows}x{columns} {groups} {chunk} {stages} {split}")
+    }
+
+    /// True if it computes the greatest products of pieces alone.
+    pub(super) fn is_top(self) -> bool {
+        self.terms == 1
     }
 
     /// The shape of a name.
@@ -113,7 +134,7 @@ impl Shape {
         let all = SHAPES
             .into_iter()
             .flat_map(|s| SPLITS.map(|split| Shape { split, ..s }));
-        all.into_iter().find(|s| s.name() == name)
+        all.chain(TOPS).find(|s| s.name() == name)
     }
 }
 
@@ -181,7 +202,7 @@ mod tests {
         if !has("NVRTC", nvrtc::version().err()) {
             return;
         }
-        for shape in SHAPES {
+        for shape in SHAPES.into_iter().chain(TOPS) {
             for (arch, split) in [(Arch::new(8, 0), 1), (Arch::new(9, 0), 8), (Arch::new(10, 0), 2)] {
                 let source = Shape { split, ..shape }.source();
                 nvrtc::compile("tiles", &source, arch).unwrap();

@@ -1,5 +1,6 @@
 //! The products of a plan, and sums over rows.
 
+use super::apart::Apart;
 use super::{LinearStep, Setting, alignment, lying};
 use crate::runtime::cpu::linear::Activation;
 use crate::runtime::cpu::region::{Instruction, Op, Region, Rounding};
@@ -15,9 +16,21 @@ use crate::ty::DType;
 
 /// A product, with sums of its left factor where they are asked for.
 pub(super) struct Product {
-    gemm: fp32::Product,
+    how: How,
     /// Sums by kernels of their own; none if the product makes them.
     sums: Option<Sums>,
+}
+
+enum How {
+    Whole(fp32::Product),
+    /// What cuBLASLt does not do as one.
+    Apart(Apart),
+}
+
+impl From<Gemm> for How {
+    fn from(gemm: Gemm) -> How {
+        How::Whole(gemm.into())
+    }
 }
 
 impl Product {
@@ -30,13 +43,19 @@ impl Product {
         constants: &[u64],
         setting: &mut Setting<'_>,
     ) -> Result<Product> {
-        let problem = problem(plan, l, setting.tf32)?;
         if l.gradient.sums.is_none() {
             let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
-            // SAFETY: promised by the caller.
-            let gemm = unsafe { fp32::choose(device, problem, weight, setting)? };
-            return Ok(Product { gemm, sums: None });
+            let whole = problem(plan, l, setting.tf32)
+                // SAFETY: promised by the caller.
+                .and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
+            let how = match whole {
+                Ok(product) => How::Whole(product),
+                // SAFETY: promised by the caller.
+                Err(error) => How::Apart(unsafe { Apart::new(device, plan, l, setting) }.map_err(|_| error)?),
+            };
+            return Ok(Product { how, sums: None });
         }
+        let problem = problem(plan, l, setting.tf32)?;
         // SAFETY: promised by the caller.
         let plain = unsafe { tuned(device, problem, setting) };
         // SAFETY: promised by the caller.
@@ -44,15 +63,15 @@ impl Product {
         let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, &l.x, 1)?)));
         match (both, apart) {
             (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
-                gemm: gemm.into(),
+                how: gemm.into(),
                 sums: None,
             }),
             (Ok((gemm, _)), Err(_)) => Ok(Product {
-                gemm: gemm.into(),
+                how: gemm.into(),
                 sums: None,
             }),
             (_, Ok(((gemm, _), sums))) => Ok(Product {
-                gemm: gemm.into(),
+                how: gemm.into(),
                 sums: Some(sums),
             }),
             (Err(error), Err(_)) => Err(error),
@@ -61,11 +80,23 @@ impl Product {
 
     /// How it is computed.
     pub(super) fn kind(&self) -> &'static str {
-        self.gemm.kind()
+        match &self.how {
+            How::Whole(product) => product.kind(),
+            How::Apart(apart) => apart.kind(),
+        }
+    }
+
+    /// Whether torch computes it.
+    pub(super) fn calls_torch(&self) -> bool {
+        matches!(&self.how, How::Apart(apart) if apart.calls_torch())
     }
 
     pub(super) fn workspace(&self) -> usize {
-        self.gemm.workspace().max(self.sums.as_ref().map_or(0, Sums::workspace))
+        let product = match &self.how {
+            How::Whole(product) => product.workspace(),
+            How::Apart(apart) => apart.workspace(),
+        };
+        product.max(self.sums.as_ref().map_or(0, Sums::workspace))
     }
 
     /// # Safety
@@ -77,7 +108,10 @@ impl Product {
         };
         // SAFETY: promised by the caller; the kernels of the sums follow the product, whose room they use.
         unsafe {
-            self.gemm.launch(stream, &Operands { bias, ..operands })?;
+            match &self.how {
+                How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
+                How::Apart(apart) => apart.launch(stream, &operands)?,
+            }
             if let (Some(kernels), Some(address)) = (&self.sums, sums) {
                 kernels.launch(stream, operands.left, operands.workspace, address)?;
             }
@@ -134,7 +168,7 @@ impl Sums {
     }
 }
 
-fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
+pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
     let weight = &plan.values[l.w];
     let Some((n, k)) = l.sizes(&weight.shape) else {
         return Err(Error::unsupported("a weight that is no matrix"));
