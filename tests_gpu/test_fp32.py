@@ -94,6 +94,7 @@ def check_odd_numbers() -> str:
                 if change_w:
                     change_w(model[0].weight)
                 compiled = _compiled(model, x, verify="off")
+                compiled(x)
                 kinds.update(_kinds(compiled))
                 if change_x:
                     change_x(x)
@@ -108,6 +109,7 @@ def check_odd_numbers() -> str:
             scale = exact[finite].abs().max().item() * 2.0**-22 if finite.any() else 0.0
             assert error <= 2 * allowed + scale + 2.0**-145, f"{name}: {error:.2e}, eager {allowed:.2e}"
             del model, compiled
+    assert {"tiles", "pieces"} <= kinds, kinds
     return f"{2 * len(ODD)} cases by {', '.join(sorted(kinds))}"
 
 
