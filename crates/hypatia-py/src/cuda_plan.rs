@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::plan::{Expected, NativePlan, Watched, call, dispatched, given};
+use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
 use crate::{failed, tuning};
 
@@ -33,10 +34,7 @@ pub struct BoundCudaPlan {
     returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
     arenas: Mutex<HashMap<usize, (Py<PyAny>, u64)>>,
-    /// Pieces of weights, by the address of the weight.
-    pieces: HashMap<u64, (Py<PyAny>, u64)>,
-    /// Bytes of those that were made for this plan.
-    copied: usize,
+    split: SplitWeights,
     _kept: Py<PyList>,
 }
 
@@ -89,33 +87,12 @@ impl BoundCudaPlan {
             scratch.push(fresh);
             Ok(address)
         };
-        let mut shared = HashMap::new();
-        if let Some(like) = like
-            && like.current(py)?
-        {
-            shared.extend(like.pieces.iter().map(|(a, (o, p))| (*a, (o.clone_ref(py), *p))));
-        }
-        let (mut pieces, mut copied) = (HashMap::new(), 0);
-        let mut room = |weight: u64, bytes: usize| {
-            if let Some((object, address)) = pieces.get(&weight).or_else(|| shared.get(&weight)) {
-                let (object, address): (Py<PyAny>, u64) = (Py::clone_ref(object, py), *address);
-                pieces.insert(weight, (object, address));
-                return Ok((address, true));
-            }
-            if most.is_some_and(|most| copied + bytes > most) {
-                return Err(cuda::Error::Unsupported("no more copies of weights are allowed".into()));
-            }
-            let made = exchange
-                .allocate(DType::U8, &[bytes as i64], Some(gpu))
-                .and_then(|fresh| {
-                    let address = fresh.data() as u64;
-                    Ok((fresh.into_object(py)?.unbind(), address))
-                });
-            let (object, address) = made.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
-            copied += bytes;
-            pieces.insert(weight, (object, address));
-            Ok((address, false))
+        let known = match like {
+            Some(like) if like.current(py)? => Some(&like.split),
+            _ => None,
         };
+        let mut split_weights = SplitWeights::like(py, known);
+        let mut room = |weight: u64, bytes: usize| split_weights.room(py, (exchange, gpu), most, weight, bytes);
         let mut torch = |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
         let device = Device::get(gpu).map_err(failed)?;
         let setting = Setting {
@@ -144,8 +121,7 @@ impl BoundCudaPlan {
             exchange,
             returns,
             arenas: Mutex::new(HashMap::new()),
-            pieces,
-            copied,
+            split: split_weights.settled(),
             _kept: constants.clone().unbind(),
         })
     }
@@ -214,7 +190,7 @@ impl BoundCudaPlan {
 
     /// Bytes of the values in between, and of split weights.
     fn bytes(&self) -> (usize, usize) {
-        (self.runnable.arena_bytes(), self.copied)
+        (self.runnable.arena_bytes(), self.split.bytes())
     }
 
     /// How each linear layer is computed, in the order of the steps.

@@ -1,10 +1,8 @@
 //! What plans for a GPU have that others do not have; no GPU is needed to see it.
 
-use std::collections::BTreeMap;
-
 use hypatia::ir::program::Program;
 use hypatia::ir::text::{Weights, parse};
-use hypatia::lower::plan::{Lowered, lower};
+use hypatia::lower::plan::{Lowered, Wish, lower};
 use hypatia::runtime::plan::Task;
 use hypatia::ty::{Device, Ty};
 use hypatia::{Options, optimize};
@@ -19,7 +17,7 @@ fn lowered(text: &str) -> Lowered {
     }
     let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    lower(&optimized, 1, &BTreeMap::new()).unwrap()
+    lower(&optimized, 1, &Wish::default()).unwrap()
 }
 
 const ROTATED: &str = "(let q (permute (reshape x:bf16[2,5,32] [2,5,4,8]) [0,2,1,3]))

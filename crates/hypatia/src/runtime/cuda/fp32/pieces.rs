@@ -192,7 +192,7 @@ impl Pieces {
 fn limit(most: f32, k: usize) -> Option<f32> {
     // The first piece of what is greater than this would be infinite.
     const GREATEST: f32 = 3.38e38;
-    if !(most <= GREATEST) {
+    if most.is_nan() || most > GREATEST {
         return None;
     }
     // Sums are at most twice what their greatest terms add up to.
