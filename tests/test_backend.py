@@ -84,7 +84,10 @@ def test_registered_without_import() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fast": True}, "has no option 'fast'; it has: disabled_rules, freeze"),
+        (
+            {"fast": True},
+            "has no option 'fast'; it has: backward_in_caller, disabled_rules, fp32_products, freeze",
+        ),
         ({"node_limit": "many"}, "'node_limit' must be int"),
         ({"node_limit": True}, "'node_limit' must be int"),
         ({"numerics": "sloppy"}, "'numerics' must be one of"),

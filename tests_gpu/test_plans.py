@@ -48,6 +48,12 @@ def _assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor)
     assert error <= allowed, f"error {error:.2e}, allowed {allowed:.2e}"
 
 
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions, as they are usually written."""
+    left, right = x.chunk(2, -1)
+    return x * x.cos() + torch.cat([-right, left], -1) * x.sin()
+
+
 class Layers(nn.Module):
     """Two linear layers with something between them."""
 
@@ -71,7 +77,17 @@ BETWEEN: dict[str, Any] = {
     "rms_norm": lambda x: F.rms_norm(x, (48,), eps=1e-6),
     "mean": lambda x: x - x.mean(-1, keepdim=True),
     "permuted": lambda x: x.T.contiguous().T.exp().clamp(max=3.0),
+    "rotated": lambda x: _rotated(x.view(-1, 4, 3, 16).transpose(1, 2)).transpose(1, 2).reshape(-1, 48),
+    "put together": lambda x: torch.cat([x[:, 24:].exp(), -x[:, :24]], -1) * 2 + x,
+    "one row for all": lambda x: x[:1].exp().expand(8, 48),
     "softmax over rows": lambda x: x.softmax(0),
+    "rotated attention": lambda x: (
+        F.scaled_dot_product_attention(
+            *[_rotated(x.view(-1, 4, 3, 16).transpose(1, 2))] * 2, x.view(-1, 4, 3, 16).transpose(1, 2)
+        )
+        .transpose(1, 2)
+        .reshape(-1, 48)
+    ),
     "attention": lambda x: (
         F.scaled_dot_product_attention(*[x.view(-1, 4, 3, 16).transpose(1, 2)] * 3)
         .transpose(1, 2)
@@ -115,6 +131,21 @@ def check_workloads() -> str:
         del model, compiled
         torch.cuda.empty_cache()
     return f"{len(shapes)} cases"
+
+
+def check_products_that_are_refused() -> str:
+    """What the library does not do as one is done in parts, and by torch where it does none of it."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for sizes in ((33, 35, 9), (31, 64, 1), (64, 7, 5)):
+            torch.manual_seed(0)
+            into, out, rows = sizes
+            model = nn.Sequential(nn.Linear(into, out), nn.GELU("tanh"), nn.Linear(out, 24))
+            model, x = model.cuda().to(dtype).eval(), torch.randn(rows, into, device="cuda").to(dtype)
+            compiled = _compiled(model, x)
+            with torch.no_grad():
+                for _ in range(4):
+                    _assert_right(compiled(x), model, x)
+    return "6 cases"
 
 
 def check_streams() -> str:

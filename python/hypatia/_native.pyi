@@ -68,6 +68,9 @@ class BoundCudaPlan:
         stream: int,
         tf32: bool,
         returns: list[int | None] | None = None,
+        split: bool = True,
+        most: int | None = None,
+        like: BoundCudaPlan | None = None,
     ) -> None: ...
     def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None: ...
     def current(self) -> bool: ...

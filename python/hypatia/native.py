@@ -219,7 +219,7 @@ class NativeGraph:
                 bound = self._bound_plan(
                     plan, constants, [*weights, *attributes], self.planner.calls(described["calls"]), most
                 )
-                if described["calls"] and self.device.type == "cuda" and not self.planner.saved:
+                if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
                     bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
             except _native.HypatiaError as e:
                 log.info("the native plan is not used: %s", e)
@@ -254,6 +254,8 @@ class NativeGraph:
         more: int = 0,
     ) -> Any:
         libtorch = str(calls.LIBTORCH)
+        room = None if most is None else max(0, most - folded_bytes(self.gm))
+        like = next(reversed(self._bound.values()), None)
         if self.device.type == "cuda":
             self._tf32 = torch._C._get_cublas_allow_tf32()
             returns = None
@@ -270,9 +272,10 @@ class NativeGraph:
                 self.lead(),
                 self._tf32,
                 returns,
+                self.planner.split,
+                room,
+                like.bound if isinstance(like, Recorded) else like,
             )
-        room = None if most is None else max(0, most - folded_bytes(self.gm))
-        like = next(reversed(self._bound.values()), None)
         threads = torch.get_num_threads()
         return plan.bind(constants, watched, made, libtorch, threads, room, self._without, like)
 

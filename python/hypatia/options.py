@@ -66,6 +66,12 @@ class Options:
             "passes of that thread. None: where there is one GPU"
         },
     )
+    fp32_products: str = dataclasses.field(
+        default="auto",
+        metadata={
+            "doc": "products of fp32 on a GPU: auto (by bf16 pieces where that is as exact and faster), plain"
+        },
+    )
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
@@ -98,6 +104,7 @@ class Options:
             "numerics": ["exact", "wider", "reassoc", "approx"],
             "target": [None, *_native.targets()],
             "verify": [None, *MODES],
+            "fp32_products": ["auto", "plain"],
         }
         for key, known in choices.items():
             if getattr(self, key) not in known:

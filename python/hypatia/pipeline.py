@@ -71,7 +71,7 @@ def optimize_graph(
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
             return optimize_graph(gm, options, kind, (), autograd=autograd, without=without, plain=plain)
         if planner.KERNEL not in kernels and _has_kernels(captured.device, kind):
-            reason = planner.attach(optimized, optimization, captured, options.weight_copies, plain)
+            reason = planner.attach(optimized, optimization, captured, options, plain)
             if reason:
                 log.debug("%s", reason)
     except UnsupportedError as e:

@@ -14,6 +14,7 @@ from . import _native, calls
 from .capture import Captured, by_schema, resolve, value_of
 from .kernels import FusedCall
 from .layout import storage_of
+from .options import Options
 
 KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
@@ -33,10 +34,11 @@ class Planner:
         gm: fx.GraphModule,
         optimization: Any,
         captured: Captured,
-        most: int | None = None,
+        options: Options,
         saved: bool = False,
     ) -> None:
-        self.most = most
+        self.most = options.weight_copies
+        self.split = options.fp32_products == "auto"
         self.saved = saved
         """Results are kept for a backward pass: they may be inputs and views, and share memory."""
         self._layouts = json.dumps(_layouts(captured)) if saved else None
@@ -84,10 +86,10 @@ def attach(
     gm: fx.GraphModule,
     optimization: Any,
     captured: Captured,
-    most: int | None = None,
+    options: Options,
     plain: int | None = None,
 ) -> str:
-    """Gives a graph its native plan, with so many bytes of copied weights; the reason if it has none.
+    """Gives a graph its native plan; the reason if it has none.
 
     In a graph of a training step so many first results are ``plain``, and the others are kept for later.
     """
@@ -101,7 +103,7 @@ def attach(
     if len({storage_of(n) for n in checked}) != len(checked):
         return "no native plan: results share memory"
     try:
-        planner = Planner(gm, optimization, captured, most, saved=plain is not None)
+        planner = Planner(gm, optimization, captured, options, saved=plain is not None)
         described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
         return str(e)

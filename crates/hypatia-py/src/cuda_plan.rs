@@ -13,7 +13,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::plan::{Expected, NativePlan, Watched, call, given};
+use crate::plan::{Expected, NativePlan, Watched, call, dispatched, given};
+use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
 use crate::{failed, tuning};
 
@@ -33,14 +34,17 @@ pub struct BoundCudaPlan {
     returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
     arenas: Mutex<HashMap<usize, (Py<PyAny>, u64)>>,
+    split: SplitWeights,
     _kept: Py<PyList>,
 }
 
 #[pymethods]
 impl BoundCudaPlan {
-    /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`.
+    /// Chooses algorithms by what was measured, now or before, and compiles kernels; see `NativePlan.bind`. `split`: fp32
+    /// products may be made of products of bf16, with at most so many bytes of split weights; those of the same plan at
+    /// other sizes are used again.
     #[new]
-    #[pyo3(signature = (plan, constants, watched, calls, libtorch, gpu, stream, tf32, returns = None))]
+    #[pyo3(signature = (plan, constants, watched, calls, libtorch, gpu, stream, tf32, returns = None, split = true, most = None, like = None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -53,6 +57,9 @@ impl BoundCudaPlan {
         stream: usize,
         tf32: bool,
         returns: Option<Vec<Option<isize>>>,
+        split: bool,
+        most: Option<usize>,
+        like: Option<&BoundCudaPlan>,
     ) -> PyResult<BoundCudaPlan> {
         let (inputs, outputs) = (plan.plan().inputs.len(), plan.plan().outputs.len());
         let known = |at: isize| {
@@ -80,13 +87,23 @@ impl BoundCudaPlan {
             scratch.push(fresh);
             Ok(address)
         };
+        let known = match like {
+            Some(like) if like.current(py)? => Some(&like.split),
+            _ => None,
+        };
+        let mut split_weights = SplitWeights::like(py, known);
+        let mut room = |weight: u64, bytes: usize| split_weights.room(py, (exchange, gpu), most, weight, bytes);
+        let mut torch = |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
         let device = Device::get(gpu).map_err(failed)?;
         let setting = Setting {
             stream: device.stream(stream),
             database: &database,
             budget: Budget::default(),
             tf32,
+            split,
             memory: &mut memory,
+            room: &mut room,
+            torch: &mut torch,
         };
         // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
         let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
@@ -104,6 +121,7 @@ impl BoundCudaPlan {
             exchange,
             returns,
             arenas: Mutex::new(HashMap::new()),
+            split: split_weights.settled(),
             _kept: constants.clone().unbind(),
         })
     }
@@ -170,14 +188,14 @@ impl BoundCudaPlan {
         PyTuple::new(py, returned).map(Some)
     }
 
-    /// Bytes of the values in between, and of packed constants, of which there are none.
+    /// Bytes of the values in between, and of split weights.
     fn bytes(&self) -> (usize, usize) {
-        (self.runnable.arena_bytes(), 0)
+        (self.runnable.arena_bytes(), self.split.bytes())
     }
 
     /// How each linear layer is computed, in the order of the steps.
     fn kinds(&self) -> Vec<&'static str> {
-        vec![]
+        self.runnable.kinds()
     }
 
     /// Whether no step calls torch.

@@ -5,6 +5,7 @@ mod cuda;
 mod cuda_plan;
 mod plan;
 mod results;
+mod split_weights;
 mod tensor;
 mod tuning;
 mod watch;

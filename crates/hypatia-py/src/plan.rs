@@ -209,7 +209,12 @@ pub fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> Py
     let Ok(text) = given.extract::<String>() else {
         return Ok(Box::new(PythonCall::new(given.clone().unbind(), exchange)));
     };
-    let d: Described = serde_json::from_str(&text).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    dispatched(&text, libtorch)
+}
+
+/// A call through libtorch's dispatcher.
+pub fn dispatched(text: &str, libtorch: &Path) -> PyResult<Box<dyn Call>> {
+    let d: Described = serde_json::from_str(text).map_err(|e| PyValueError::new_err(e.to_string()))?;
     let shim = Shim::get(libtorch).map_err(failed)?;
     let call = DispatcherCall::new(shim, &d.op, &d.overload, d.arguments, d.returns).map_err(failed)?;
     Ok(Box::new(call))

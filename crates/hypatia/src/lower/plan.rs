@@ -4,6 +4,7 @@
 mod calls;
 mod gradients;
 mod inline;
+mod joined;
 mod layouts;
 mod pointwise;
 mod views;
@@ -153,6 +154,8 @@ struct Lowering<'a> {
     pointwise: Vec<bool>,
     /// Steps that do nothing but mask a gradient.
     gates: Vec<Gate>,
+    /// The region that is made may put parts together, which it can do once.
+    may_join: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -180,6 +183,7 @@ impl<'a> Lowering<'a> {
             program,
             inside: vec![false; program.nodes().len()],
             pointwise: vec![false; program.nodes().len()],
+            may_join: false,
             uses,
             users,
             plan: Plan {
@@ -215,10 +219,12 @@ impl<'a> Lowering<'a> {
             }
         }
         for id in order.iter().rev() {
+            self.may_join = false;
             if self.row_op(*id).is_some() {
                 self.absorb(*id);
             }
             if !self.inside[usize::from(*id)] && !self.tails.contains_key(id) && self.pointwise[usize::from(*id)] {
+                self.may_join = true;
                 self.absorb(*id);
             }
         }
@@ -385,6 +391,15 @@ impl<'a> Lowering<'a> {
             {
                 self.inside[usize::from(child)] = true;
                 self.absorb(child);
+            } else if single
+                && alike
+                && free
+                && self.may_join
+                && !self.source.weight[usize::from(child)]
+                && let Some((_, parts)) = self.join(child)
+            {
+                self.may_join = false;
+                self.absorb_join(child, &parts);
             }
         }
     }

@@ -51,6 +51,30 @@ impl Operand {
         true
     }
 
+    /// Strides of another shape of as many dimensions, without gaps and in the order in which its own lie in memory.
+    pub fn strides_like(&self, shape: &[usize]) -> Vec<isize> {
+        let order = self.memory_order();
+        let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
+        let mut strides = vec![0; shape.len()];
+        for (dim, stride) in order.iter().zip(dense_strides(&lying)) {
+            strides[*dim] = stride;
+        }
+        strides
+    }
+
+    /// The order in which its dimensions lie in memory, the outermost first; those of one element stay where they are.
+    fn memory_order(&self) -> Vec<usize> {
+        let rank = self.shape.len();
+        let movable: Vec<usize> = (0..rank).filter(|d| self.shape[*d] > 1).collect();
+        let mut sorted = movable.clone();
+        sorted.sort_by_key(|d| (std::cmp::Reverse(self.strides[*d].unsigned_abs()), *d));
+        let mut order: Vec<usize> = (0..rank).collect();
+        for (place, dim) in movable.iter().zip(sorted) {
+            order[*place] = dim;
+        }
+        order
+    }
+
     /// With dimensions in another order.
     pub fn permuted(&self, order: &[usize]) -> Operand {
         Operand {

@@ -93,6 +93,8 @@ pub struct RegionStep {
     pub inputs: Vec<Operand>,
     /// What it writes, densely.
     pub outputs: Vec<ValueId>,
+    /// Where in those values each result lies, if not densely; on a GPU only.
+    pub slices: Vec<Operand>,
     /// Strides of a dense value of that shape.
     pub dense: Vec<isize>,
 }

@@ -2,6 +2,7 @@
 //! passes.
 
 mod graphs;
+mod lowering;
 mod pointwise;
 mod products;
 mod rows;

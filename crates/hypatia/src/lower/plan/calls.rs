@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ir::captured::CapturedArg;
 use crate::ir::node::Op;
 use crate::lower::emit::emit_node;
-use crate::runtime::plan::{Task, TorchStep};
+use crate::runtime::plan::{Machine, Operand, Task, TorchStep};
 use crate::ty::Ty;
 
 /// A call into torch, for whoever binds the plan.
@@ -102,7 +102,8 @@ impl Lowering<'_> {
                 return Err(no_plan("a value on another device"));
             }
             let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
-            let item = self.laid(&shape, t.dtype, layout)?;
+            let like = reads.first().and_then(|q| self.strides_like(id, q, &shape));
+            let item = self.laid(&shape, t.dtype, layout.or(like.as_deref()))?;
             writes.push(item.value);
             items.push(Some(item));
         }
@@ -140,5 +141,12 @@ impl Lowering<'_> {
             self.name(user) == "getitem" && node.children[0] == id && index == Some(item as i64)
         };
         self.program.reachable().into_iter().any(reads)
+    }
+
+    /// The strides of a result, where they are not the usual ones: torch's attention on a GPU writes as its query lies,
+    /// and anything else would be a copy.
+    fn strides_like(&self, id: Id, query: &Operand, shape: &[usize]) -> Option<Vec<isize>> {
+        let attention = self.name(id) == "attention" && self.plan.machine == Machine::Cuda;
+        (attention && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
     }
 }

@@ -15,6 +15,9 @@ use crate::ty::DType;
 
 impl Lowering<'_> {
     pub(super) fn region(&mut self, root: Id) -> Result<()> {
+        if let Some(join) = self.joined_in(root) {
+            return self.joined_region(root, join);
+        }
         let (shape, _) = self.shape(root)?;
         let mut made = Making::over(&shape);
         self.leaves(root, &mut made)?;
@@ -28,6 +31,7 @@ impl Lowering<'_> {
             shape,
             inputs: made.inputs,
             outputs: vec![y],
+            slices: vec![],
             dense,
         })));
         Ok(())
@@ -83,7 +87,8 @@ impl Lowering<'_> {
             "rms_norm" => (
                 RowOp::RmsNorm {
                     eps: match (attr(3)?, to) {
-                        (Attr::None, DType::F32) => f64::from(f32::EPSILON),
+                        // The type that is computed in says, not the one that is read.
+                        (Attr::None, DType::F32 | DType::BF16 | DType::F16) => f64::from(f32::EPSILON),
                         (Attr::None, DType::F64) => f64::EPSILON,
                         (given, _) => given.number()?,
                     },
@@ -186,12 +191,13 @@ impl Lowering<'_> {
             shape: operand.shape.clone(),
             inputs: vec![operand.clone()],
             outputs: vec![value],
+            slices: vec![],
             dense: dense_strides(&operand.shape),
         })));
         Ok(value)
     }
 
-    fn broadcast(&mut self, id: Id, shape: &[usize]) -> Result<Operand> {
+    pub(super) fn broadcast(&mut self, id: Id, shape: &[usize]) -> Result<Operand> {
         self.operand(id)?
             .broadcast(shape)
             .ok_or_else(|| no_plan("operands that do not broadcast"))
@@ -202,7 +208,7 @@ impl Lowering<'_> {
     }
 
     /// Inputs come first in a region.
-    fn leaves(&mut self, root: Id, made: &mut Making) -> Result<()> {
+    pub(super) fn leaves(&mut self, root: Id, made: &mut Making) -> Result<()> {
         let mut stack = vec![root];
         while let Some(id) = stack.pop() {
             for child in self.program.node(id).children.clone() {
@@ -214,9 +220,7 @@ impl Lowering<'_> {
                     continue;
                 }
                 let operand = self.broadcast(child, &made.shape)?;
-                made.place.insert(child, made.inputs.len());
-                made.inputs.push(operand);
-                made.dtypes.push(self.shape(child)?.1);
+                made.read(child, operand, self.shape(child)?.1);
             }
         }
         Ok(())
@@ -233,7 +237,7 @@ impl Lowering<'_> {
         Ok(place)
     }
 
-    fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
+    pub(super) fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
         if let Some(place) = made.place.get(&id) {
             return Ok(*place);
         }
@@ -278,16 +282,17 @@ impl Lowering<'_> {
     }
 }
 
+/// A region that is being made.
 pub(super) struct Making {
-    shape: Vec<usize>,
-    inputs: Vec<Operand>,
-    dtypes: Vec<DType>,
-    code: Vec<Instruction>,
-    place: FxHashMap<Id, usize>,
+    pub(super) shape: Vec<usize>,
+    pub(super) inputs: Vec<Operand>,
+    pub(super) dtypes: Vec<DType>,
+    pub(super) code: Vec<Instruction>,
+    pub(super) place: FxHashMap<Id, usize>,
 }
 
 impl Making {
-    fn over(shape: &[usize]) -> Making {
+    pub(super) fn over(shape: &[usize]) -> Making {
         Making {
             shape: shape.to_vec(),
             inputs: vec![],
@@ -295,6 +300,32 @@ impl Making {
             code: vec![],
             place: FxHashMap::default(),
         }
+    }
+
+    /// Notes an input; all of them come before any code.
+    pub(super) fn read(&mut self, id: Id, operand: Operand, dtype: DType) {
+        self.place.insert(id, self.inputs.len());
+        self.inputs.push(operand);
+        self.dtypes.push(dtype);
+    }
+
+    /// Several regions over the same shape as one, and the places of their results.
+    pub(super) fn side_by_side(shape: &[usize], parts: Vec<(Making, usize)>) -> (Making, Vec<usize>) {
+        let mut all = Making::over(shape);
+        let total: usize = parts.iter().map(|(p, _)| p.inputs.len()).sum();
+        let mut results = vec![];
+        for (part, result) in parts {
+            let (before, own) = (all.inputs.len(), part.inputs.len());
+            let code = all.code.len();
+            let moved = |at: usize| if at < own { before + at } else { total + code + at - own };
+            results.push(moved(result));
+            let code = part.code.into_iter();
+            all.code
+                .extend(code.map(|i| Instruction::new(i.op, i.args.into_iter().map(moved))));
+            all.inputs.extend(part.inputs);
+            all.dtypes.extend(part.dtypes);
+        }
+        (all, results)
     }
 
     /// Adds an instruction; its place.

@@ -95,7 +95,7 @@ impl Lowering<'_> {
     }
 
     /// A dimension counted from the last, as the table has it.
-    fn dimension(&self, id: Id, rank: usize) -> Result<usize> {
+    pub(super) fn dimension(&self, id: Id, rank: usize) -> Result<usize> {
         let dim = self.int(id)?;
         let dim = if dim < 0 { dim + rank as i64 } else { dim };
         usize::try_from(dim)

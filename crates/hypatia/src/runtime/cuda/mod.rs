@@ -11,12 +11,14 @@
 //! | [`kernel`] | a generated kernel on a device, ready to launch |
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
+//! | [`fp32`] | fp32 products by tensor cores, as exact as without them |
 //! | [`plan`] | plans: steps over device memory |
 //! | [`replay`] | launches recorded once for each set of addresses |
 
 pub mod codegen;
 pub mod driver;
 mod error;
+pub mod fp32;
 pub mod gemm;
 pub mod kernel;
 pub mod loading;

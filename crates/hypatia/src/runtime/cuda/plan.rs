@@ -1,11 +1,15 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
+mod apart;
 mod product;
+
+pub(super) use product::tuned;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::codegen::{self, Operand as Lying};
 use super::driver::{Device, Stream};
+use super::fp32::Room;
 use super::gemm::{Budget, Operands};
 use super::kernel::Loaded;
 use super::replay::Replay;
@@ -32,8 +36,14 @@ pub struct Setting<'a> {
     pub budget: Budget,
     /// fp32 products may be rounded to 10 bits, as torch does where it is told to.
     pub tf32: bool,
+    /// fp32 products may be made of products of bf16, where these are as exact.
+    pub split: bool,
     /// Gives device memory for measuring, which stays until the plan is bound.
     pub memory: &'a mut dyn FnMut(usize) -> Result<u64>,
+    /// Gives device memory for other forms of weights.
+    pub room: &'a mut Room<'a>,
+    /// Makes calls into torch, of what they are as text.
+    pub torch: &'a mut dyn FnMut(&str) -> Result<Box<dyn Call>>,
 }
 
 enum Ready {
@@ -90,7 +100,7 @@ impl Bound {
             steps.push(match step {
                 Task::Linear(l) => {
                     // SAFETY: promised by the caller.
-                    let product = unsafe { Product::new(device, &plan, l, &mut setting)? };
+                    let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
                     workspace = workspace.max(product.workspace());
                     Ready::Product(Box::new(product))
                 }
@@ -101,11 +111,12 @@ impl Bound {
                 }
                 Task::Region(r) => {
                     let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
-                    let outputs: Vec<Lying> = r
-                        .outputs
-                        .iter()
-                        .map(|id| Lying::dense(plan.values[*id].dtype, &r.shape))
-                        .collect();
+                    let outputs: Vec<Lying> = if r.slices.is_empty() {
+                        let dense = |id: &ValueId| Lying::dense(plan.values[*id].dtype, &r.shape);
+                        r.outputs.iter().map(dense).collect()
+                    } else {
+                        r.slices.iter().map(|o| lying(&plan, o)).collect()
+                    };
                     Ready::Kernel(codegen::pointwise(&r.region, &r.shape, &inputs, &outputs)?.load(device)?)
                 }
                 Task::Rows(r) => {
@@ -145,7 +156,17 @@ impl Bound {
 
     /// Whether all steps are our own.
     pub fn is_native(&self) -> bool {
-        self.calls.is_empty()
+        let ours = |ready: &Ready| !matches!(ready, Ready::Product(product) if product.calls_torch());
+        self.calls.is_empty() && self.steps.iter().all(ours)
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let kind = |ready: &Ready| match ready {
+            Ready::Product(product) => Some(product.kind()),
+            _ => None,
+        };
+        self.steps.iter().filter_map(kind).collect()
     }
 
     /// Runs all steps on a stream.
@@ -209,7 +230,10 @@ impl Bound {
                 for o in &r.inputs {
                     addresses.push(operand(o)?);
                 }
-                for id in &r.outputs {
+                for o in &r.slices {
+                    addresses.push(operand(o)?);
+                }
+                for id in r.outputs.iter().filter(|_| r.slices.is_empty()) {
                     addresses.push(value(*id)?);
                 }
                 // SAFETY: promised by the caller.

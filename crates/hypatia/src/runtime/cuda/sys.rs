@@ -16,6 +16,7 @@ pub(super) const ATTRIBUTE_MINOR: c_int = 76;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CAPTURE_RELAXED: c_uint = 2;
 pub(super) const NODE_KERNEL: c_uint = 0;
+pub(super) const FUNCTION_MOST_SHARED: c_int = 8;
 
 /// `CUgraphExecUpdateResultInfo`.
 #[repr(C)]
@@ -66,6 +67,7 @@ library! {
         fn cuModuleLoadData(module: *mut Handle, image: *const c_void);
         fn cuModuleUnload(module: Handle);
         fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char);
+        fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int);
         fn cuLaunchKernel(
             function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
             block_z: c_uint, shared: c_uint, stream: Handle, params: *mut *mut c_void, extra: *mut *mut c_void,

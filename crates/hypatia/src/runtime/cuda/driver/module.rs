@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use super::super::sys::Handle;
+use super::super::sys::{FUNCTION_MOST_SHARED, Handle};
 use super::{Device, Stream, driver};
 use crate::runtime::cuda::{Error, Result};
 
@@ -73,11 +73,34 @@ impl Function {
         self.module.device
     }
 
+    /// Lets launches give it this much shared memory, which without asking is 48 KiB at most.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+        let _current = self.module.device.enter()?;
+        // SAFETY: a function that lives; the driver refuses what the device does not have.
+        unsafe { driver()?.cuFuncSetAttribute(self.handle, FUNCTION_MOST_SHARED, bytes as i32) }
+    }
+
     /// Launches it, within [`Device::enter`], with arguments of eight bytes each.
     ///
     /// # Safety
     /// The kernel must take these arguments, and stay within memory that lives until it is done.
     pub unsafe fn launch(&self, stream: Stream, blocks: [u32; 3], threads: u32, arguments: &[u64]) -> Result<()> {
+        // SAFETY: promised by the caller.
+        unsafe { self.launch_with(stream, blocks, threads, 0, arguments) }
+    }
+
+    /// The same with so many bytes of shared memory.
+    ///
+    /// # Safety
+    /// As of [`Function::launch`].
+    pub unsafe fn launch_with(
+        &self,
+        stream: Stream,
+        blocks: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &[u64],
+    ) -> Result<()> {
         let mut pointers: smallvec::SmallVec<[*mut c_void; 16]> = arguments
             .iter()
             .map(|a| std::ptr::from_ref(a).cast_mut().cast())
@@ -93,7 +116,7 @@ impl Function {
                 threads,
                 1,
                 1,
-                0,
+                shared,
                 stream.raw(),
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),

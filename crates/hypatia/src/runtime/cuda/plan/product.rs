@@ -1,10 +1,12 @@
 //! The products of a plan, and sums over rows.
 
+use super::apart::Apart;
 use super::{LinearStep, Setting, alignment, lying};
 use crate::runtime::cpu::linear::Activation;
 use crate::runtime::cpu::region::{Instruction, Op, Region, Rounding};
 use crate::runtime::cuda::codegen;
 use crate::runtime::cuda::driver::{Device, Stream};
+use crate::runtime::cuda::fp32;
 use crate::runtime::cuda::gemm::{Epilogue, Gemm, Operands, Problem, Scratch, Tuned, record_key, scratch_bytes, tune};
 use crate::runtime::cuda::kernel::Loaded;
 use crate::runtime::cuda::{Error, Result};
@@ -14,42 +16,87 @@ use crate::ty::DType;
 
 /// A product, with sums of its left factor where they are asked for.
 pub(super) struct Product {
-    gemm: Gemm,
+    how: How,
     /// Sums by kernels of their own; none if the product makes them.
     sums: Option<Sums>,
 }
 
+enum How {
+    Whole(fp32::Product),
+    /// What cuBLASLt does not do as one.
+    Apart(Apart),
+}
+
+impl From<Gemm> for How {
+    fn from(gemm: Gemm) -> How {
+        How::Whole(gemm.into())
+    }
+}
+
 impl Product {
     /// # Safety
-    /// The setting's memory is the device's.
+    /// The setting's memory is the device's, and the constants are there.
     pub(super) unsafe fn new(
         device: &'static Device,
         plan: &Plan,
         l: &LinearStep,
+        constants: &[u64],
         setting: &mut Setting<'_>,
     ) -> Result<Product> {
+        if l.gradient.sums.is_none() {
+            let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
+            let whole = problem(plan, l, setting.tf32)
+                // SAFETY: promised by the caller.
+                .and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
+            let how = match whole {
+                Ok(product) => How::Whole(product),
+                // SAFETY: promised by the caller.
+                Err(error) => How::Apart(unsafe { Apart::new(device, plan, l, setting) }.map_err(|_| error)?),
+            };
+            return Ok(Product { how, sums: None });
+        }
         let problem = problem(plan, l, setting.tf32)?;
         // SAFETY: promised by the caller.
         let plain = unsafe { tuned(device, problem, setting) };
-        if l.gradient.sums.is_none() {
-            let (gemm, _) = plain?;
-            return Ok(Product { gemm, sums: None });
-        }
         // SAFETY: promised by the caller.
         let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
         let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, &l.x, 1)?)));
         match (both, apart) {
-            (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => {
-                Ok(Product { gemm, sums: None })
-            }
-            (Ok((gemm, _)), Err(_)) => Ok(Product { gemm, sums: None }),
-            (_, Ok(((gemm, _), sums))) => Ok(Product { gemm, sums: Some(sums) }),
+            (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
+                how: gemm.into(),
+                sums: None,
+            }),
+            (Ok((gemm, _)), Err(_)) => Ok(Product {
+                how: gemm.into(),
+                sums: None,
+            }),
+            (_, Ok(((gemm, _), sums))) => Ok(Product {
+                how: gemm.into(),
+                sums: Some(sums),
+            }),
             (Err(error), Err(_)) => Err(error),
         }
     }
 
+    /// How it is computed.
+    pub(super) fn kind(&self) -> &'static str {
+        match &self.how {
+            How::Whole(product) => product.kind(),
+            How::Apart(apart) => apart.kind(),
+        }
+    }
+
+    /// Whether torch computes it.
+    pub(super) fn calls_torch(&self) -> bool {
+        matches!(&self.how, How::Apart(apart) if apart.calls_torch())
+    }
+
     pub(super) fn workspace(&self) -> usize {
-        self.gemm.workspace().max(self.sums.as_ref().map_or(0, Sums::workspace))
+        let product = match &self.how {
+            How::Whole(product) => product.workspace(),
+            How::Apart(apart) => apart.workspace(),
+        };
+        product.max(self.sums.as_ref().map_or(0, Sums::workspace))
     }
 
     /// # Safety
@@ -61,7 +108,10 @@ impl Product {
         };
         // SAFETY: promised by the caller; the kernels of the sums follow the product, whose room they use.
         unsafe {
-            self.gemm.launch(stream, &Operands { bias, ..operands })?;
+            match &self.how {
+                How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
+                How::Apart(apart) => apart.launch(stream, &operands)?,
+            }
             if let (Some(kernels), Some(address)) = (&self.sums, sums) {
                 kernels.launch(stream, operands.left, operands.workspace, address)?;
             }
@@ -118,7 +168,7 @@ impl Sums {
     }
 }
 
-fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
+pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
     let weight = &plan.values[l.w];
     let Some((n, k)) = l.sizes(&weight.shape) else {
         return Err(Error::unsupported("a weight that is no matrix"));
@@ -157,7 +207,11 @@ fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
 ///
 /// # Safety
 /// `memory` gives memory of the device.
-unsafe fn tuned(device: &'static Device, problem: Problem, setting: &mut Setting<'_>) -> Result<(Gemm, f64)> {
+pub(in crate::runtime::cuda) unsafe fn tuned(
+    device: &'static Device,
+    problem: Problem,
+    setting: &mut Setting<'_>,
+) -> Result<(Gemm, f64)> {
     let key = Key {
         device: device.name().into(),
         libraries: record_key(device, &problem)?,
