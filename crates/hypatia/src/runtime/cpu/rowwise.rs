@@ -26,7 +26,7 @@ use std::cell::Cell;
 use smallvec::SmallVec;
 
 use super::lanes::{Ahead, dispatch};
-use super::region::{Access, Bound, Region, Runner, View, ViewMut, check_bounds};
+use super::region::{Access, Affine, Bound, Region, Runner, View, ViewMut, check_bounds};
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
@@ -58,6 +58,10 @@ impl RowOp {
     /// True if a row becomes one number.
     pub fn reduces(self) -> bool {
         matches!(self, RowOp::Sum | RowOp::Mean | RowOp::Amax)
+    }
+
+    fn is_norm(self) -> bool {
+        matches!(self, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. })
     }
 }
 
@@ -160,7 +164,13 @@ impl Rowwise {
             check_bounds("input", i, &shape[..v.strides.len().min(shape.len())], v.strides, v.len)?;
         }
         for (i, v) in outputs.iter().enumerate() {
-            check_bounds("output", i, &shape[..v.strides.len().min(shape.len())], v.strides, v.len)?;
+            check_bounds(
+                "output",
+                i,
+                &shape[..v.strides.len().min(shape.len())],
+                v.strides,
+                v.len,
+            )?;
         }
         let fit = self.fit(
             shape,
@@ -181,6 +191,15 @@ impl Rowwise {
     /// The fit is this op's. There is an address for each input and output, and the memory is as
     /// [`View::from_raw`] and [`ViewMut::from_raw`] say.
     pub unsafe fn run_at(&self, fit: &RowFit, threads: usize, inputs: &[*mut u8], outputs: &[*mut u8]) {
+        if fit.plain && inputs[0] != outputs[0] {
+            // SAFETY: by the caller.
+            return unsafe {
+                match self.compute {
+                    DType::F64 => self.plain::<f64>(fit, inputs, outputs[0]),
+                    _ => self.plain::<f32>(fit, inputs, outputs[0]),
+                }
+            };
+        }
         let bound = fit.stages(inputs, outputs);
         let (rows, width, group) = (fit.rows, fit.width, fit.group);
         let groups = rows.div_ceil(group);
@@ -195,6 +214,37 @@ impl Rowwise {
         let parts = (threads * PARTS).min(groups);
         Pool::global().run(threads, parts, &|i| {
             part(groups * i / parts * group, (groups * (i + 1) / parts * group).min(rows));
+        });
+    }
+
+    /// All rows at once, from memory to memory.
+    ///
+    /// # Safety
+    /// As of `run_at`; the fit is plain, and both lie apart.
+    unsafe fn plain<T: Number>(&self, fit: &RowFit, inputs: &[*mut u8], target: *mut u8) {
+        let len = fit.rows * fit.width;
+        let results = if self.op.reduces() { fit.rows } else { len };
+        // SAFETY: by the caller; what scales and shifts is a row of the type that is computed in.
+        let numbers = |i: usize, len: usize| unsafe { std::slice::from_raw_parts(inputs[i].cast_const().cast(), len) };
+        let finish = match self.epilogue.as_ref().and_then(|e| e.affine) {
+            None => Finish::Nothing,
+            // The epilogue's first input is the result of the norm, as ours is its operand.
+            Some(Affine { scale, shift: None }) => Finish::Scale(numbers(scale, fit.width)),
+            Some(Affine {
+                scale,
+                shift: Some(shift),
+            }) => Finish::ScaleShift(numbers(scale, fit.width), numbers(shift, fit.width)),
+        };
+        dispatch(Rows::<T> {
+            op: self.op,
+            source: numbers(0, len),
+            // SAFETY: by the caller.
+            target: unsafe { std::slice::from_raw_parts_mut(target.cast(), results) },
+            count: fit.rows,
+            width: fit.width,
+            finish,
+            from: Ahead::new(),
+            to: Ahead::new(),
         });
     }
 
@@ -300,8 +350,8 @@ impl Rowwise {
         width: usize,
         columns: &'a mut [Vec<T>; 2],
     ) -> Finish<'a, T> {
-        let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
-        let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
+        let affine = self.epilogue.as_ref().and_then(|e| e.affine);
+        let Some(affine) = affine.filter(|_| self.op.is_norm()) else {
             return Finish::Nothing;
         };
         let [first, second] = columns;

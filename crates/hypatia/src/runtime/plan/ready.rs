@@ -80,10 +80,7 @@ impl Ready {
 
     fn torch(plan: &Plan, t: &TorchStep, at: &Addresses) -> Result<Ready> {
         let strides = t.writes.iter().map(|id| dense_strides(&plan.values[*id].shape));
-        Ok(Ready::Torch(
-            ends(plan, &t.reads, &t.writes, at)?,
-            strides.collect(),
-        ))
+        Ok(Ready::Torch(ends(plan, &t.reads, &t.writes, at)?, strides.collect()))
     }
 }
 

@@ -153,6 +153,15 @@ impl Layout {
         let plain = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
         plain && (count <= 1 || self.dims[..] == [(count, 1)])
     }
+
+    /// Whether all rows are one row of this dtype and width, without gaps.
+    pub(crate) fn is_row_of(&self, dtype: DType, width: usize) -> bool {
+        self.dtype == dtype && self.is_one_row(width)
+    }
+
+    fn is_one_row(&self, width: usize) -> bool {
+        self.repeats && self.dims.last() == Some(&(width, 1))
+    }
 }
 
 /// One tensor of a run.
@@ -204,7 +213,7 @@ impl<'a> Access<'a> {
 
     /// Whether all rows are one row of this width, without gaps.
     pub(crate) fn is_one_row(&self, width: usize) -> bool {
-        self.layout.repeats && self.layout.dims.last() == Some(&(width, 1))
+        self.layout.is_one_row(width)
     }
 
     /// The offset of a row, which is a run along the last dimension.

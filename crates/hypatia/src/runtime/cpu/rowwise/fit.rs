@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{GROUP, RowOp, Rowwise, fail};
 use crate::Result;
-use crate::runtime::cpu::region::{Access, Layout, accesses, distinct_layouts, layouts};
+use crate::runtime::cpu::region::{Access, Layout, Region, accesses, distinct_layouts, layouts};
 use crate::ty::DType;
 
 /// A row op's tensors of one shape, wherever they lie.
@@ -22,6 +22,8 @@ pub struct RowFit {
     join: Vec<Layout>,
     /// Outputs of the epilogue.
     make: Vec<Layout>,
+    /// Whether all of it is one group of rows that lie as they are computed, without other work.
+    pub(super) plain: bool,
 }
 
 /// The memory of a run, in the order of a fit.
@@ -86,7 +88,7 @@ impl Rowwise {
         self.check_types("outputs", &keep_types[1..], before_out)?;
         self.check_types("inputs", &join_types[1..], after_in)?;
         self.check_types("outputs", make_types, after_out)?;
-        Ok(RowFit {
+        let mut fit = RowFit {
             rows,
             width,
             group: (GROUP / width.max(1)).clamp(1, rows.max(1)),
@@ -94,7 +96,22 @@ impl Rowwise {
             keep: distinct_layouts("output", shape, before_out)?,
             join: layouts("input", after, after_in)?,
             make: distinct_layouts("output", after, after_out)?,
-        })
+            plain: false,
+        };
+        fit.plain = self.is_plain(&fit);
+        Ok(fit)
+    }
+
+    fn is_plain(&self, fit: &RowFit) -> bool {
+        let count = fit.rows * fit.width;
+        let results = if self.op.reduces() { fit.rows } else { count };
+        let affine = |e: &Region| e.affine.is_some() && fit.join.iter().all(|l| l.is_row_of(self.compute, fit.width));
+        count > 0
+            && fit.rows <= fit.group
+            && self.prologue.is_none()
+            && self.epilogue.as_ref().is_none_or(|e| self.op.is_norm() && affine(e))
+            && fit.take[0].is_array(count)
+            && fit.make[0].is_array(results)
     }
 
     fn check_types(&self, what: &str, types: &[DType], given: &[(DType, &[isize])]) -> Result<()> {
