@@ -243,8 +243,8 @@ impl Rowwise {
             count: fit.rows,
             width: fit.width,
             finish,
-            from: Ahead::new(),
-            to: Ahead::new(),
+            from: &mut Ahead::new(),
+            to: &mut Ahead::new(),
         });
     }
 
@@ -324,8 +324,8 @@ impl Rowwise {
                     count,
                     width,
                     finish,
-                    from,
-                    to,
+                    from: &mut from,
+                    to: &mut to,
                 });
                 match &mut epilogue {
                     Some(region) => {

@@ -99,9 +99,20 @@ impl Runnable {
     }
 }
 
-fn all(addresses: &[Address], blocks: &[*mut u8]) -> SmallVec<[*mut u8; 8]> {
-    addresses.iter().map(|a| a.of(blocks)).collect()
+#[inline]
+fn all(addresses: &[Address], blocks: &[*mut u8]) -> SmallVec<[*mut u8; FEW]> {
+    if addresses.len() > FEW {
+        return addresses.iter().map(|a| a.of(blocks)).collect();
+    }
+    let mut few = [std::ptr::null_mut(); FEW];
+    for (start, address) in few.iter_mut().zip(addresses) {
+        *start = address.of(blocks);
+    }
+    SmallVec::from_buf_and_len(few, addresses.len())
 }
+
+/// Addresses that most steps get by with.
+const FEW: usize = 4;
 
 /// The product and what follows it, rounded where eager rounds.
 ///

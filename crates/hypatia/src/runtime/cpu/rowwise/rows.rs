@@ -46,8 +46,8 @@ pub(super) struct Rows<'a, T> {
     /// What is done to the results of norms.
     pub(super) finish: Finish<'a, T>,
     /// Memory that the next rows come from and go to.
-    pub(super) from: Ahead,
-    pub(super) to: Ahead,
+    pub(super) from: &'a mut Ahead,
+    pub(super) to: &'a mut Ahead,
 }
 
 impl<T: Number> Kernel for Rows<'_, T> {
@@ -62,22 +62,22 @@ impl<T: Number> Kernel for Rows<'_, T> {
             count,
             width,
             finish,
-            mut from,
-            mut to,
+            from,
+            to,
         } = self;
         if op.reduces() {
             for row in 0..count {
                 let x = &source[row * width..(row + 1) * width];
                 target[row] = match width < LANES {
-                    true => reduce::<T, NARROW>(op, x, &mut from),
-                    false => reduce::<T, LANES>(op, x, &mut from),
+                    true => reduce::<T, NARROW>(op, x, from),
+                    false => reduce::<T, LANES>(op, x, from),
                 };
             }
         } else if width > 0 {
             for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
                 match width < LANES {
-                    true => normalise::<T, NARROW, FMA>(op, width, finish, x, y, &mut from, &mut to),
-                    false => normalise::<T, LANES, FMA>(op, width, finish, x, y, &mut from, &mut to),
+                    true => normalise::<T, NARROW, FMA>(op, width, finish, x, y, from, to),
+                    false => normalise::<T, LANES, FMA>(op, width, finish, x, y, from, to),
                 }
             }
         }
@@ -315,15 +315,17 @@ fn fold_chunks<T: Number, const L: usize, const N: usize>(
     lanes
 }
 
-/// One number of all lanes, by halves.
+/// One number of all lanes, by halves. The last ones are arrays of their own, which stay in registers.
 #[inline(always)]
 fn join<T: Number, const L: usize>(mut lanes: [T; L], f: impl Fn(T, T) -> T) -> T {
     let mut half = L / 2;
-    while half > 0 {
+    while half >= NARROW {
         for i in 0..half {
             lanes[i] = f(lanes[i], lanes[i + half]);
         }
         half /= 2;
     }
-    lanes[0]
+    let eight: [T; 8] = std::array::from_fn(|i| f(lanes[i], lanes[i + 8]));
+    let four: [T; 4] = std::array::from_fn(|i| f(eight[i], eight[i + 4]));
+    f(f(four[0], four[2]), f(four[1], four[3]))
 }
