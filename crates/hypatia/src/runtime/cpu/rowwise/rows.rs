@@ -74,10 +74,13 @@ impl<T: Number> Kernel for Rows<'_, T> {
                 };
             }
         } else if width > 0 {
-            for (x, y) in source.chunks(BATCH * width).zip(target.chunks_mut(BATCH * width)) {
+            for first in (0..count).step_by(BATCH) {
+                let rows = BATCH.min(count - first);
+                let (start, end) = (first * width, (first + rows) * width);
+                let (x, y) = (&source[start..end], &mut target[start..end]);
                 match width < LANES {
-                    true => normalise::<T, NARROW, FMA>(op, width, finish, x, y, from, to),
-                    false => normalise::<T, LANES, FMA>(op, width, finish, x, y, from, to),
+                    true => normalise::<T, NARROW, FMA>(op, (rows, width), finish, x, y, from, to),
+                    false => normalise::<T, LANES, FMA>(op, (rows, width), finish, x, y, from, to),
                 }
             }
         }
@@ -98,27 +101,30 @@ fn reduce<T: Number, const L: usize>(op: RowOp, x: &[T], from: &mut Ahead) -> T 
 #[inline(always)]
 fn normalise<T: Number, const L: usize, const FMA: bool>(
     op: RowOp,
-    width: usize,
+    (rows, width): (usize, usize),
     finish: Finish<T>,
     x: &[T],
     y: &mut [T],
     from: &mut Ahead,
     to: &mut Ahead,
 ) {
-    let n = width as f64;
     let zero = T::from_f64(0.0);
     let (mut most, mut scale) = ([zero; BATCH], [zero; BATCH]);
+    // By numbers, since pairs of chunks are counted by divisions, which take longer than a short row.
+    let span = |row: usize| row * width..(row + 1) * width;
     match op {
         RowOp::Softmax | RowOp::LogSoftmax => {
-            for (x, most) in x.chunks(width).zip(&mut most) {
+            for row in 0..rows {
                 // A NaN that the comparison passes over comes back in the exponentials.
-                *most = greatest::<T, L>(x, &mut Ahead::new(), |a, b| if b > a { b } else { a });
+                let more = |a, b| if b > a { b } else { a };
+                most[row] = greatest::<T, L>(&x[span(row)], &mut Ahead::new(), more);
             }
-            for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(&mut scale) {
-                let total = exponentials::<T, FMA>(x, y, most, from, to);
-                *scale = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
+            for row in 0..rows {
+                let total = exponentials::<T, FMA>(&x[span(row)], &mut y[span(row)], most[row], from, to);
+                scale[row] = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
             }
-            for (((x, y), most), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(scale) {
+            for row in 0..rows {
+                let (x, y, most, scale) = (&x[span(row)], &mut y[span(row)], most[row], scale[row]);
                 if op == RowOp::Softmax {
                     y.iter_mut().for_each(|v| *v = *v * scale);
                 } else {
@@ -129,23 +135,27 @@ fn normalise<T: Number, const L: usize, const FMA: bool>(
         RowOp::LayerNorm { eps } => {
             // The mean in two parts, since its rounding would matter.
             let mut low = [zero; BATCH];
-            for (((x, high), low), scale) in x.chunks(width).zip(&mut most).zip(&mut low).zip(&mut scale) {
-                let (mean, variance) = moments::<T, L>(x, to);
-                *high = T::from_f64(mean);
-                *low = T::from_f64(mean - high.to_f64());
-                *scale = T::from_f64(1.0 / (variance + eps).sqrt());
+            for row in 0..rows {
+                let (mean, variance) = moments::<T, L>(&x[span(row)], to);
+                most[row] = T::from_f64(mean);
+                low[row] = T::from_f64(mean - most[row].to_f64());
+                scale[row] = T::from_f64(1.0 / (variance + eps).sqrt());
             }
-            for ((((x, y), high), low), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(most).zip(low).zip(scale)
-            {
-                map::<T, L>(x, y, finish, from, |v| ((v - high) - low) * scale);
+            for row in 0..rows {
+                let (high, low, scale) = (most[row], low[row], scale[row]);
+                map::<T, L>(&x[span(row)], &mut y[span(row)], finish, from, |v| {
+                    ((v - high) - low) * scale
+                });
             }
         }
         RowOp::RmsNorm { eps } => {
-            for (x, scale) in x.chunks(width).zip(&mut scale) {
-                *scale = T::from_f64(1.0 / (sums::<T, L, 1>(x, to, |v| [square(v)])[0] / n + eps).sqrt());
+            for row in 0..rows {
+                let squares = sums::<T, L, 1>(&x[span(row)], to, |v| [square(v)])[0];
+                scale[row] = T::from_f64(1.0 / (squares / width as f64 + eps).sqrt());
             }
-            for ((x, y), scale) in x.chunks(width).zip(y.chunks_mut(width)).zip(scale) {
-                map::<T, L>(x, y, finish, from, |v| v * scale);
+            for row in 0..rows {
+                let scale = scale[row];
+                map::<T, L>(&x[span(row)], &mut y[span(row)], finish, from, |v| v * scale);
             }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
