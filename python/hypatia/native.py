@@ -113,7 +113,9 @@ class NativeGraph:
             self.forget()
         bound = self._bound.get(sizes)
         try:
-            if bound is not None and [id(args[i]) for i in self.weights] == self._weights:
+            if bound is not None and (
+                not self.weights or [id(args[i]) for i in self.weights] == self._weights
+            ):
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self._lead(), *inputs)
                 if results is not None or bound.current():
