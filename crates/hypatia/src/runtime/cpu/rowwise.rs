@@ -160,6 +160,7 @@ impl Rowwise {
         inputs: &[View],
         outputs: &mut [ViewMut],
     ) -> Result<()> {
+        // What follows a reduction has the first dimensions only; `fit` says so of any other number.
         for (i, v) in inputs.iter().enumerate() {
             check_bounds("input", i, &shape[..v.strides.len().min(shape.len())], v.strides, v.len)?;
         }

@@ -50,7 +50,7 @@ impl Plan {
     /// Gives every value a place. Values in between lie in the memory of results that are not written yet, where they
     /// fit, and in a block of their own.
     pub(super) fn addresses(&self, constants: &[Memory]) -> Result<Addresses> {
-        let (mut places, lives) = self.lives()?;
+        let (mut places, ids, lives) = self.lives()?;
         let results: Vec<Block> = (self.outputs.iter())
             .map(|id| Block {
                 bytes: self.values[*id].bytes(),
@@ -59,7 +59,6 @@ impl Plan {
                     .unwrap_or(0),
             })
             .collect();
-        let (ids, lives): (Vec<ValueId>, Vec<_>) = lives.into_iter().unzip();
         let (found, bytes) = place_in(&results, &lives);
         let (input, output) = (1, 1 + self.inputs.len());
         let within = |block, offset| Some(Address::Within { block, offset });

@@ -130,8 +130,7 @@ impl Plan {
 
     /// Where each value is, and the bytes of the values in between.
     pub(in crate::runtime) fn places(&self) -> Result<(Vec<Place>, usize)> {
-        let (mut places, lives) = self.lives()?;
-        let (ids, lives): (Vec<ValueId>, Vec<Life>) = lives.into_iter().unzip();
+        let (mut places, ids, lives) = self.lives()?;
         let (offsets, bytes) = place(&lives);
         for (id, offset) in ids.into_iter().zip(offsets) {
             places[id] = Place::Arena(offset);
@@ -139,8 +138,8 @@ impl Plan {
         Ok((places, bytes))
     }
 
-    /// Where inputs, constants and results are, and when the values in between live.
-    pub(super) fn lives(&self) -> Result<(Vec<Place>, Vec<(ValueId, Life)>)> {
+    /// Where inputs, constants and results are; the values in between and when they live.
+    pub(super) fn lives(&self) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
         let mut places = vec![Place::Nowhere; self.values.len()];
         for (i, id) in self.inputs.iter().enumerate() {
             places[*id] = Place::Input(i);
@@ -159,16 +158,17 @@ impl Plan {
             let read = step.reads().into_iter().chain(step.weights());
             read.for_each(|id| last_read[id] = at);
         }
-        let mut lives = vec![];
+        let (mut ids, mut lives) = (vec![], vec![]);
         for (first, step) in self.steps.iter().enumerate() {
             for id in step.writes() {
                 if places[id] == Place::Nowhere {
                     let (bytes, last) = (self.value(id)?.bytes(), last_read[id].max(first));
-                    lives.push((id, Life { bytes, first, last }));
+                    ids.push(id);
+                    lives.push(Life { bytes, first, last });
                 }
             }
         }
-        Ok((places, lives))
+        Ok((places, ids, lives))
     }
 }
 

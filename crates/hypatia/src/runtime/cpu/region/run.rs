@@ -4,8 +4,7 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::access::Layout;
-use super::access::{Access, accesses};
+use super::access::{Access, Layout, accesses};
 use super::loops::Tile;
 use super::program::{Place, Step, TILE};
 use super::view::{check_bounds, distinct_layouts, layouts};
