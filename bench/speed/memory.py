@@ -1,8 +1,8 @@
 """Memory: activations beside eager's, copies of weights, leaks; and many threads on one compiled model.
 
 Activations are what torch's allocator has given out at the worst moment of a call, by its profiler, results
-included; for a plan, the block of its values in between is added. What kernels keep on their stacks or
-in scratch of their own is in neither.
+included; for a plan, which has memory of its own, its results and the block of its values in between are
+added. What kernels keep on their stacks or in scratch of their own is in neither.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils import _pytree as pytree
 
 import hypatia
 from hypatia.benching import DTYPES
@@ -53,20 +54,27 @@ def _activations(case: Case) -> dict[str, Any]:
         compiled = hypatia.compile(model, *inputs)
         eager = peak(functools.partial(model, *inputs))
         ours = peak(functools.partial(compiled, *inputs))
+        results = pytree.tree_leaves(compiled(*inputs))
     reports = compiled.reports
     by_plan = plan_of(compiled) is not None
     between, packed = (reports[0].memory if reports and by_plan else None) or (0, 0)
+    if by_plan:
+        ours += between + sum({s.data_ptr(): s.nbytes() for s in map(_storage, results)}.values())
     return {
         "section": case.section,
         "case": case.name,
         "dtype": case.dtype,
         "plan": by_plan,
         "eager_bytes": eager,
-        "ours_bytes": ours + between,
+        "ours_bytes": ours,
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "packed_bytes": packed,
         "folded_bytes": reports[0].folded if reports else 0,
     }
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
 def peak(call: Callable[[], Any]) -> int:

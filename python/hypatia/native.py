@@ -126,11 +126,8 @@ class NativeGraph:
             self.forget()
         bound = self._bound.get(sizes)
         try:
-            if (
-                bound is not None
-                and not self._finish
-                and [id(args[i]) for i in self.weights] == self._weights
-            ):
+            known = not self.weights or [id(args[i]) for i in self.weights] == self._weights
+            if bound is not None and known and not self._finish:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
@@ -138,12 +135,12 @@ class NativeGraph:
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
-            known = bool(self._bound)
+            others = bool(self._bound)
             bound = self._bind(args, sizes)
             if bound is None:
                 return None
             results = (self._only or bound)(self.lead(), *[args[i] for i in self.inputs])
-            if sizes and known and results is not None:
+            if sizes and others and results is not None:
                 return self._settle_sizes(args, sizes, results)
             return self.finished(results)
         except _native.HypatiaError as error:

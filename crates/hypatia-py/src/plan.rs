@@ -15,7 +15,7 @@ use pyo3::types::{PyList, PyTuple, PyWeakrefMethods, PyWeakrefReference};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
-use crate::results::{LARGE, Spares};
+use crate::results::Spares;
 use crate::tensor::Exchange;
 use crate::{failed, json};
 
@@ -324,11 +324,10 @@ impl BoundPlan {
         let mut fresh = Vec::with_capacity(self.outputs.len());
         for expected in &self.outputs {
             let bytes = expected.bytes;
-            let again = (bytes >= LARGE).then(|| {
-                self.exchange
-                    .reuse(expected.dtype, &expected.shape, bytes, &self.spares)
-            });
-            fresh.push(match again.flatten() {
+            let again = self
+                .exchange
+                .reuse(expected.dtype, &expected.shape, bytes, &self.spares);
+            fresh.push(match again {
                 Some(tensor) => tensor,
                 None => self.exchange.allocate(expected.dtype, &expected.shape, None)?,
             });

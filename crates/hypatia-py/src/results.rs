@@ -1,12 +1,10 @@
-//! Memory of large results: kept when torch is done with it and used for the next call. A fresh block costs page
-//! faults, which take as long as a pass over the data.
+//! Memory of results: kept when torch is done with it and used for the next call. A large block that is new costs page
+//! faults, which take as long as a pass over the data, and a tensor on memory of ours takes torch half as long as one
+//! that it allocates.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Results from this size on; smaller ones come from torch's allocator, which has them at hand.
-pub const LARGE: usize = 1 << 20;
 
 const PAGE: usize = 2 << 20;
 
@@ -22,8 +20,9 @@ unsafe impl Send for Block {}
 impl Block {
     fn new(bytes: usize) -> Option<Block> {
         let align = if bytes >= PAGE { PAGE } else { 64 };
-        let layout = Layout::from_size_align(bytes.checked_next_multiple_of(align)?, align).ok()?;
-        // SAFETY: the layout is not empty, since only large blocks are made.
+        let size = bytes.max(1).checked_next_multiple_of(align)?;
+        let layout = Layout::from_size_align(size, align).ok()?;
+        // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         if align == PAGE {
             hypatia::runtime::cpu::aligned::advise_huge(start, layout.size());
@@ -62,7 +61,9 @@ impl Spares {
     /// A block of at least so many bytes; none if there is no memory.
     pub fn take(&self, bytes: usize) -> Option<Block> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |b: &Block| b.layout.size() >= bytes && b.layout.size() <= bytes + PAGE;
+        // Results of a plan differ in size; one is not to hold the memory of a much larger one.
+        let room = if bytes >= PAGE { PAGE } else { bytes.max(64) };
+        let fits = |b: &Block| b.layout.size() >= bytes && b.layout.size() <= bytes + room;
         match free.iter().position(fits) {
             Some(at) => Some(free.swap_remove(at)),
             None => {

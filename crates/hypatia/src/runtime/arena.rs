@@ -24,33 +24,57 @@ impl Life {
     }
 }
 
+/// Memory that may be used until a step, which needs it for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Bytes.
+    pub bytes: usize,
+    /// The step.
+    pub until: usize,
+}
+
 /// Offsets for values, large ones first, each at the lowest place that is free while it lives; and
 /// the bytes of the whole block.
 pub fn place(lives: &[Life]) -> (Vec<usize>, usize) {
+    let (places, total) = place_in(&[], lives);
+    (places.into_iter().map(|p| p.1).collect(), total)
+}
+
+/// As [`place`], in blocks that are there anyway where values fit and else in one more: the number of such a block, if
+/// it is one, and the offset.
+pub fn place_in(blocks: &[Block], lives: &[Life]) -> (Vec<(Option<usize>, usize)>, usize) {
     let mut order: Vec<usize> = (0..lives.len()).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(lives[*i].bytes), *i));
-    let mut offsets = vec![0; lives.len()];
+    let mut places = vec![(None, 0); lives.len()];
     let mut placed: Vec<usize> = vec![];
     let mut total = 0;
     for i in order {
-        let mut taken: Vec<(usize, usize)> = placed
-            .iter()
-            .filter(|p| lives[**p].meets(&lives[i]))
-            .map(|p| (offsets[*p], offsets[*p] + lives[*p].bytes.next_multiple_of(ALIGNMENT)))
-            .collect();
-        taken.sort_unstable();
-        let mut at = 0;
-        for (start, end) in taken {
-            if start >= at + lives[i].bytes {
-                break;
+        let lowest = |block: Option<usize>| {
+            let mut taken: Vec<(usize, usize)> = (placed.iter())
+                .filter(|p| places[**p].0 == block && lives[**p].meets(&lives[i]))
+                .map(|p| (places[*p].1, places[*p].1 + lives[*p].bytes.next_multiple_of(ALIGNMENT)))
+                .collect();
+            taken.sort_unstable();
+            let mut at = 0;
+            for (start, end) in taken {
+                if start >= at + lives[i].bytes {
+                    break;
+                }
+                at = at.max(end);
             }
-            at = at.max(end);
+            at
+        };
+        let given = (blocks.iter().enumerate()).find_map(|(b, block)| {
+            let at = lowest(Some(b));
+            (lives[i].last < block.until && at + lives[i].bytes <= block.bytes).then_some((Some(b), at))
+        });
+        places[i] = given.unwrap_or_else(|| (None, lowest(None)));
+        if places[i].0.is_none() {
+            total = total.max(places[i].1 + lives[i].bytes.next_multiple_of(ALIGNMENT));
         }
-        offsets[i] = at;
         placed.push(i);
-        total = total.max(at + lives[i].bytes.next_multiple_of(ALIGNMENT));
     }
-    (offsets, total)
+    (places, total)
 }
 
 /// Blocks of one size, handed out to callers: each caller has its own while it runs.
@@ -116,6 +140,44 @@ mod tests {
                 }
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_left_in_time(
+            lives in prop::collection::vec(life(), 0..30),
+            blocks in prop::collection::vec((0usize..9000, 0usize..20), 0..4),
+        ) {
+            let blocks: Vec<Block> = blocks.into_iter().map(|(bytes, until)| Block { bytes, until }).collect();
+            let (places, total) = place_in(&blocks, &lives);
+            for (i, a) in lives.iter().enumerate() {
+                let (block, at) = places[i];
+                match block {
+                    Some(b) => prop_assert!(a.last < blocks[b].until && at + a.bytes <= blocks[b].bytes),
+                    None => prop_assert!(at + a.bytes <= total),
+                }
+                for (j, b) in lives.iter().enumerate().skip(i + 1) {
+                    let apart = block != places[j].0 || at + a.bytes <= places[j].1 || places[j].1 + b.bytes <= at;
+                    prop_assert!(!a.meets(b) || apart || a.bytes == 0 || b.bytes == 0, "{i} and {j}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_lie_in_results_that_are_not_written_yet() {
+        let lives: Vec<Life> = (0..4)
+            .map(|i| Life {
+                bytes: 1024,
+                first: i,
+                last: i + 1,
+            })
+            .collect();
+        // Steps 0 to 3 make values, step 4 the result: the value it reads cannot be there.
+        let result = Block { bytes: 1024, until: 4 };
+        let (places, total) = place_in(&[result], &lives);
+        assert_eq!(total, 1024);
+        assert_eq!(places[3].0, None);
     }
 
     #[test]

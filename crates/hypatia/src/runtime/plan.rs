@@ -1,6 +1,8 @@
 //! A plan: steps over planned buffers, run by one call. Shapes are known; constants are bound once.
 
+mod address;
 mod bind;
+mod ready;
 mod run;
 
 use std::sync::Arc;
@@ -14,6 +16,7 @@ pub use super::step::{
 use super::torch::Call;
 use super::tuning::Database;
 use crate::error::Error;
+use ready::{Ready, Weights};
 
 /// Where a value is during a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,12 +28,6 @@ pub(super) enum Place {
     Arena(usize),
     /// Bound with the constants.
     Constant(usize),
-}
-
-/// Weights in the form that a step likes best.
-struct Weights {
-    packed: Arc<Packed>,
-    bias: Option<Memory>,
 }
 
 /// What binding a plan depends on beside its constants.
@@ -53,10 +50,8 @@ pub struct Setting<'a> {
 /// A plan with its constants, ready to run, from any number of threads at once.
 pub struct Runnable {
     plan: Arc<Plan>,
-    places: Vec<Place>,
-    /// By step.
-    weights: Vec<Option<Weights>>,
-    /// Constants that steps read as they are.
+    /// The steps, with all that does not change from call to call.
+    steps: Vec<Ready>,
     constants: Vec<Memory>,
     /// What torch computes, by the number in the step.
     calls: Vec<Box<dyn Call>>,
@@ -91,7 +86,7 @@ impl Runnable {
     pub fn packed_bytes(&self) -> usize {
         let mut seen: Vec<*const Packed> = vec![];
         let mut total = 0;
-        for weights in self.weights.iter().flatten() {
+        for weights in self.weights() {
             let at = Arc::as_ptr(&weights.packed);
             if !seen.contains(&at) {
                 seen.push(at);
@@ -103,14 +98,18 @@ impl Runnable {
 
     /// How each linear layer is computed, in the order of the steps.
     pub fn kinds(&self) -> Vec<&'static str> {
-        self.weights.iter().flatten().map(|w| w.packed.kind().name()).collect()
+        self.weights().map(|w| w.packed.kind().name()).collect()
+    }
+
+    fn weights(&self) -> impl Iterator<Item = &Weights> {
+        self.steps.iter().filter_map(Ready::weights)
     }
 
     /// Which constants steps read as they are, by their place in the plan's `constants`.
     pub fn kept(&self) -> Vec<usize> {
         let mut read: Vec<ValueId> = self.plan.steps.iter().flat_map(Task::reads).collect();
-        for (step, weights) in self.plan.steps.iter().zip(&self.weights) {
-            if let (Task::Linear(l), Some(w)) = (step, weights) {
+        for (step, ready) in self.plan.steps.iter().zip(&self.steps) {
+            if let (Task::Linear(l), Some(w)) = (step, ready.weights()) {
                 read.extend(l.b);
                 read.extend(w.packed.kind().in_place().then_some(l.w));
             }
@@ -123,9 +122,9 @@ impl Runnable {
     /// What the weight at this place in memory was packed into.
     fn packed_for(&self, memory: Memory, l: &LinearStep, sizes: (usize, usize)) -> Option<Arc<Packed>> {
         let constant = |id: ValueId| self.plan.constants.iter().position(|c| *c == id);
-        let steps = self.plan.steps.iter().zip(&self.weights);
+        let steps = self.plan.steps.iter().zip(&self.steps);
         steps
-            .filter_map(|(step, weights)| match (step, weights) {
+            .filter_map(|(step, ready)| match (step, ready.weights()) {
                 (Task::Linear(other), Some(w)) if other.transposed == l.transposed => Some((other, w)),
                 _ => None,
             })

@@ -1,6 +1,7 @@
 //! What a plan is made of: values and the steps that compute them.
 
 pub use super::operand::Operand;
+use super::operand::dense_strides;
 
 use std::collections::BTreeMap;
 
@@ -240,4 +241,15 @@ pub struct Plan {
     pub outputs: Vec<ValueId>,
     /// Sizes and strides in which callers and torch see a value, where that is not as it lies in memory.
     pub seen: BTreeMap<ValueId, (Vec<usize>, Vec<isize>)>,
+}
+
+impl Plan {
+    /// Sizes and strides in which callers and torch see a value.
+    pub fn form(&self, id: ValueId) -> (Vec<usize>, Vec<isize>) {
+        let shape = &self.values[id].shape;
+        self.seen
+            .get(&id)
+            .cloned()
+            .unwrap_or_else(|| (shape.clone(), dense_strides(shape)))
+    }
 }

@@ -29,7 +29,11 @@ const PART_ROWS: usize = 192;
 /// Multiplications, and weights to read, that are over before a second thread is of much use.
 const ALONE: (usize, usize) = (1 << 18, 1 << 16);
 
+/// Panels that are read side by side where there is one row.
+const STREAMS: usize = 4;
+
 /// A block of the result and what a kernel needs to compute it.
+#[derive(Clone, Copy)]
 struct Block {
     x: *const f32,
     x_stride: usize,
@@ -141,6 +145,20 @@ unsafe fn multiply(level: Level, block: &Block) {
     }
 }
 
+/// One row times [`STREAMS`] whole panels, so many elements apart.
+///
+/// # Safety
+/// As of [`multiply`], with the columns of all panels; the level is AVX-512.
+unsafe fn multiply_streams(block: &Block, apart: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's obligation.
+    unsafe {
+        avx512::streams(block, apart)
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no such level: {block:p}, {apart}");
+}
+
 struct Call<'a> {
     weights: &'a Panels,
     x: Rows<'a, f32>,
@@ -169,18 +187,29 @@ impl Call<'_> {
         };
         // With one pass over the weights in order, memory is read at its full speed.
         let in_order = rows.len() * k * size_of::<f32>() <= RESIDENT;
-        let chunk = if in_order { PANEL } else { columns.len() };
+        let streams = in_order && rows.len() == 1 && self.weights.level == Level::Avx512;
+        let (chunk, most) = match (in_order, streams) {
+            (_, true) => (STREAMS * PANEL, DEPTH / STREAMS),
+            (true, _) => (PANEL, DEPTH),
+            _ => (columns.len(), DEPTH),
+        };
         // Passes of even length.
-        let depth = k.div_ceil(k.div_ceil(DEPTH).max(1));
+        let depth = k.div_ceil(k.div_ceil(most).max(1));
         for first in columns.clone().step_by(chunk) {
             let chunk = first..(first + chunk).min(columns.end);
+            let wide = if streams && chunk.len() == STREAMS * PANEL {
+                STREAMS
+            } else {
+                1
+            };
             let mut term = 0;
             loop {
                 let terms = depth.min(k - term);
-                for column in chunk.clone().step_by(PANEL) {
+                for column in chunk.clone().step_by(wide * PANEL) {
+                    let next = if in_order { terms } else { k } * PANEL;
                     // SAFETY: as above.
-                    unsafe { self.panel(&rows, column, term, terms, if in_order { terms } else { k } * PANEL) };
-                    let end = (column + PANEL).min(columns.end);
+                    unsafe { self.panel(&rows, column..column + wide * PANEL, term..term + terms, next) };
+                    let end = (column + wide * PANEL).min(columns.end);
                     if term + terms == k && ((end - columns.start).is_multiple_of(FINISH) || end == columns.end) {
                         finish((end - 1 - columns.start) / FINISH * FINISH + columns.start, end);
                     }
@@ -193,13 +222,15 @@ impl Call<'_> {
         }
     }
 
-    /// Some terms of all rows for one panel; `next` weights later are those of the next call.
+    /// Some terms of all rows for one panel, or of one row for several; `next` weights later are those of the next call.
     ///
     /// # Safety
-    /// As for [`Call::part`].
-    unsafe fn panel(&self, rows: &Range<usize>, column: usize, term: usize, terms: usize, next: usize) {
+    /// As for [`Call::part`]. There is one row if there are several panels, and the level is AVX-512.
+    unsafe fn panel(&self, rows: &Range<usize>, columns: Range<usize>, terms: Range<usize>, next: usize) {
         let Panels { ref data, n, k, level } = *self.weights;
         let e = self.sink.epilogue;
+        let (column, several) = (columns.start, columns.len() > PANEL);
+        let (term, terms) = (terms.start, terms.len());
         let columns = PANEL.min(n - column);
         let width = columns.next_multiple_of(LANES);
         let last = term + terms == k;
@@ -230,7 +261,12 @@ impl Call<'_> {
                 lines: if blocks > 1 && i * lines < VECTORS { lines } else { 0 },
             };
             // SAFETY: the level was detected; the operands were checked against the sizes.
-            unsafe { multiply(level, &block) };
+            unsafe {
+                match several {
+                    true => multiply_streams(&block, k * PANEL),
+                    false => multiply(level, &block),
+                }
+            };
             row += height;
         }
     }

@@ -36,11 +36,12 @@ use crate::ty::DType;
 use crate::{Error, Result};
 use program::Program;
 
-pub(crate) use access::Access;
+pub(crate) use access::{Access, Layout, accesses};
 pub(crate) use affine::Affine;
+pub use run::Fit;
 pub(crate) use run::{Bound, Runner};
 pub use view::{Element, View, ViewMut};
-pub(crate) use view::{check_bounds, check_distinct};
+pub(crate) use view::{check_bounds, distinct_layouts, layouts};
 
 /// A number known when the region is made.
 #[derive(Debug, Clone, Copy, PartialEq)]

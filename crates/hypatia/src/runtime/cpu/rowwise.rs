@@ -15,6 +15,7 @@
 //! # Ok::<(), hypatia::Error>(())
 //! ```
 
+mod fit;
 mod rows;
 
 #[cfg(test)]
@@ -25,10 +26,12 @@ use std::cell::Cell;
 use smallvec::SmallVec;
 
 use super::lanes::{Ahead, dispatch};
-use super::region::{Access, Bound, Region, Runner, View, ViewMut, check_bounds, check_distinct};
+use super::region::{Access, Affine, Bound, Region, Runner, View, ViewMut, check_bounds};
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
+pub use fit::RowFit;
+use fit::Stages;
 use rows::{Finish, Number, Rows};
 
 /// What is done with a row.
@@ -55,6 +58,10 @@ impl RowOp {
     /// True if a row becomes one number.
     pub fn reduces(self) -> bool {
         matches!(self, RowOp::Sum | RowOp::Mean | RowOp::Amax)
+    }
+
+    fn is_norm(self) -> bool {
+        matches!(self, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. })
     }
 }
 
@@ -153,86 +160,97 @@ impl Rowwise {
         inputs: &[View],
         outputs: &mut [ViewMut],
     ) -> Result<()> {
-        if reduced > shape.len() {
-            return Err(fail(
-                self.op,
-                format!("cannot take {reduced} dimensions of shape {shape:?}"),
-            ));
+        // What follows a reduction has the first dimensions only; `fit` says so of any other number.
+        for (i, v) in inputs.iter().enumerate() {
+            check_bounds("input", i, &shape[..v.strides.len().min(shape.len())], v.strides, v.len)?;
         }
-        let (row_shape, columns) = shape.split_at(shape.len() - reduced);
-        let (rows, width): (usize, usize) = (row_shape.iter().product(), columns.iter().product());
-        if width == 0 && rows > 0 && self.op == RowOp::Amax {
-            return Err(fail(self.op, format!("has nothing to choose from in shape {shape:?}")));
+        for (i, v) in outputs.iter().enumerate() {
+            check_bounds(
+                "output",
+                i,
+                &shape[..v.strides.len().min(shape.len())],
+                v.strides,
+                v.len,
+            )?;
         }
-        let after = if self.op.reduces() { row_shape } else { shape };
-        let taken = self.prologue.as_ref().map_or(1, |p| p.inputs().len());
-        let made = self.epilogue.as_ref().map_or(1, |e| e.outputs().len());
-        if inputs.len() < taken || outputs.len() < made {
-            return Err(fail(
-                self.op,
-                format!("takes at least {taken} inputs and {made} outputs"),
-            ));
-        }
-        let (before_in, after_in) = inputs.split_at(taken);
-        let (after_out, before_out) = outputs.split_at(made);
-        let (whole, first) = ([self.dtype], [self.compute]);
-        let take_types = self.prologue.as_ref().map_or(&whole[..], |p| p.inputs());
-        let keep_types = self.prologue.as_ref().map_or(&first[..], |p| p.outputs());
-        let join_types = self.epilogue.as_ref().map_or(&first[..], |e| e.inputs());
-        let make_types = self.epilogue.as_ref().map_or(&whole[..], |e| e.outputs());
-        let bound = Stages {
-            take: self.read(shape, take_types, before_in)?,
-            keep: self.write(shape, &keep_types[1..], before_out)?,
-            join: self.read(after, &join_types[1..], after_in)?,
-            make: self.write(after, make_types, after_out)?,
-        };
-        let group = (GROUP / width.max(1)).clamp(1, rows.max(1));
-        let groups = rows.div_ceil(group);
-        let threads = threads.min((rows * width / WORTH_THREADS).max(1)).min(groups);
-        let parts = if threads <= 1 { 1 } else { (threads * PARTS).min(groups) };
-        Pool::global().run(threads, parts, &|part| {
-            let (start, end) = (
-                groups * part / parts * group,
-                (groups * (part + 1) / parts * group).min(rows),
-            );
-            if self.compute == DType::F64 {
-                self.part::<f64>(&bound, start, end, group, width);
-            } else {
-                self.part::<f32>(&bound, start, end, group, width);
-            }
-        });
+        let fit = self.fit(
+            shape,
+            reduced,
+            &Vec::from_iter(inputs.iter().map(|v| (v.dtype, v.strides))),
+            &Vec::from_iter(outputs.iter().map(|v| (v.dtype, v.strides))),
+        )?;
+        let from: SmallVec<[*mut u8; 4]> = inputs.iter().map(|v| v.data.cast_mut()).collect();
+        let to: SmallVec<[*mut u8; 2]> = outputs.iter().map(|v| v.data).collect();
+        // SAFETY: views vouch for their memory, and it was compared with the shape.
+        unsafe { self.run_at(&fit, threads, &from, &to) };
         Ok(())
     }
 
-    fn read(&self, shape: &[usize], types: &[DType], views: &[View]) -> Result<SmallVec<[Access; 4]>> {
-        if !types.iter().copied().eq(views.iter().map(|v| v.dtype)) {
-            return Err(fail(self.op, format!("takes inputs of {types:?}")));
+    /// As [`Rowwise::run`], on tensors that start at these addresses.
+    ///
+    /// # Safety
+    /// The fit is this op's. There is an address for each input and output, and the memory is as
+    /// [`View::from_raw`] and [`ViewMut::from_raw`] say.
+    pub unsafe fn run_at(&self, fit: &RowFit, threads: usize, inputs: &[*mut u8], outputs: &[*mut u8]) {
+        if fit.plain && inputs[0] != outputs[0] {
+            // SAFETY: by the caller.
+            return unsafe {
+                match self.compute {
+                    DType::F64 => self.plain::<f64>(fit, inputs, outputs[0]),
+                    _ => self.plain::<f32>(fit, inputs, outputs[0]),
+                }
+            };
         }
-        for (i, v) in views.iter().enumerate() {
-            check_bounds("input", i, shape, v.strides, v.len)?;
+        let bound = fit.stages(inputs, outputs);
+        let (rows, width, group) = (fit.rows, fit.width, fit.group);
+        let groups = rows.div_ceil(group);
+        let threads = threads.min((rows * width / WORTH_THREADS).max(1)).min(groups);
+        let part = |start: usize, end: usize| match self.compute {
+            DType::F64 => self.part::<f64>(&bound, start, end, group, width),
+            _ => self.part::<f32>(&bound, start, end, group, width),
+        };
+        if threads <= 1 {
+            return part(0, rows);
         }
-        let accesses = views
-            .iter()
-            .map(|v| Access::new(v.data.cast_mut(), v.dtype, shape, v.strides));
-        Ok(accesses.collect())
+        let parts = (threads * PARTS).min(groups);
+        Pool::global().run(threads, parts, &|i| {
+            part(groups * i / parts * group, (groups * (i + 1) / parts * group).min(rows));
+        });
     }
 
-    fn write(&self, shape: &[usize], types: &[DType], views: &[ViewMut]) -> Result<SmallVec<[Access; 2]>> {
-        if !types.iter().copied().eq(views.iter().map(|v| v.dtype)) {
-            return Err(fail(self.op, format!("makes outputs of {types:?}")));
-        }
-        for (i, v) in views.iter().enumerate() {
-            check_bounds("output", i, shape, v.strides, v.len)?;
-            check_distinct(shape, v.strides)?;
-        }
-        Ok(views
-            .iter()
-            .map(|v| Access::new(v.data, v.dtype, shape, v.strides))
-            .collect())
+    /// All rows at once, from memory to memory.
+    ///
+    /// # Safety
+    /// As of `run_at`; the fit is plain, and both lie apart.
+    unsafe fn plain<T: Number>(&self, fit: &RowFit, inputs: &[*mut u8], target: *mut u8) {
+        let len = fit.rows * fit.width;
+        let results = if self.op.reduces() { fit.rows } else { len };
+        // SAFETY: by the caller; what scales and shifts is a row of the type that is computed in.
+        let numbers = |i: usize, len: usize| unsafe { std::slice::from_raw_parts(inputs[i].cast_const().cast(), len) };
+        let finish = match self.epilogue.as_ref().and_then(|e| e.affine) {
+            None => Finish::Nothing,
+            // The epilogue's first input is the result of the norm, as ours is its operand.
+            Some(Affine { scale, shift: None }) => Finish::Scale(numbers(scale, fit.width)),
+            Some(Affine {
+                scale,
+                shift: Some(shift),
+            }) => Finish::ScaleShift(numbers(scale, fit.width), numbers(shift, fit.width)),
+        };
+        dispatch(Rows::<T> {
+            op: self.op,
+            source: numbers(0, len),
+            // SAFETY: by the caller.
+            target: unsafe { std::slice::from_raw_parts_mut(target.cast(), results) },
+            count: fit.rows,
+            width: fit.width,
+            finish,
+            from: &mut Ahead::new(),
+            to: &mut Ahead::new(),
+        });
     }
 
     /// The rows from `start` to `end`, a group at a time.
-    fn part<T: Number>(&self, bound: &Stages, start: usize, end: usize, group: usize, width: usize) {
+    fn part<T: Number>(&self, bound: &Stages<'_>, start: usize, end: usize, group: usize, width: usize) {
         let size = size_of::<T>();
         let room = group * width.max(1);
         let mut buffer = BUFFER.take();
@@ -245,13 +263,13 @@ impl Rowwise {
         let second = first.wrapping_add((room + 16) / 16 * 16 * size);
         let mut before = Bound::new(
             bound.take.clone(),
-            std::iter::once(self.dense(first, 0, 0))
-                .chain(bound.keep.iter().cloned())
+            std::iter::once(self.dense(first, 0))
+                .chain(bound.keep.iter().copied())
                 .collect(),
         );
         let mut after = Bound::new(
-            std::iter::once(self.dense(second, 0, 0))
-                .chain(bound.join.iter().cloned())
+            std::iter::once(self.dense(second, 0))
+                .chain(bound.join.iter().copied())
                 .collect(),
             bound.make.clone(),
         );
@@ -284,7 +302,7 @@ impl Rowwise {
                     Some(region) => {
                         let kept = bound.keep.first().filter(|_| shared).and_then(|k| k.direct(at, len));
                         let source = kept.unwrap_or(first);
-                        before.outputs[0] = self.dense(source, at, len);
+                        before.outputs[0] = self.dense(source, at);
                         region.run(&before, at, at + len);
                         source
                     }
@@ -307,12 +325,12 @@ impl Rowwise {
                     count,
                     width,
                     finish,
-                    from,
-                    to,
+                    from: &mut from,
+                    to: &mut to,
                 });
                 match &mut epilogue {
                     Some(region) => {
-                        after.inputs[0] = self.dense(second, out_at, out_len);
+                        after.inputs[0] = self.dense(second, out_at);
                         region.run(&after, out_at, out_at + out_len);
                     }
                     None if target == second => bound.make[0].store(out_at, out_len, second),
@@ -329,12 +347,12 @@ impl Rowwise {
     /// The memory of the epilogue's inputs must be readable as long as the result lives.
     unsafe fn finish<'a, T: Number>(
         &self,
-        bound: &Stages,
+        bound: &Stages<'_>,
         width: usize,
         columns: &'a mut [Vec<T>; 2],
     ) -> Finish<'a, T> {
-        let norm = matches!(self.op, RowOp::LayerNorm { .. } | RowOp::RmsNorm { .. });
-        let Some(affine) = self.epilogue.as_ref().and_then(|e| e.affine).filter(|_| norm) else {
+        let affine = self.epilogue.as_ref().and_then(|e| e.affine);
+        let Some(affine) = affine.filter(|_| self.op.is_norm()) else {
             return Finish::Nothing;
         };
         let [first, second] = columns;
@@ -360,26 +378,14 @@ impl Rowwise {
         }
     }
 
-    fn dense(&self, data: *mut u8, start: usize, len: usize) -> Access {
-        Access::dense(data, self.compute, start, len)
+    fn dense(&self, data: *mut u8, start: usize) -> Access<'static> {
+        Access::dense(data, self.compute, start)
     }
 }
 
 thread_local! {
     /// Rows and results of this thread, taken while a part runs.
     static BUFFER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
-}
-
-/// The memory of a run.
-struct Stages {
-    /// Inputs of the prologue.
-    take: SmallVec<[Access; 4]>,
-    /// Outputs of the prologue but its first.
-    keep: SmallVec<[Access; 2]>,
-    /// Inputs of the epilogue but its first.
-    join: SmallVec<[Access; 4]>,
-    /// Outputs of the epilogue.
-    make: SmallVec<[Access; 2]>,
 }
 
 fn fail(op: RowOp, message: String) -> Error {

@@ -14,7 +14,6 @@ use super::gemm::{Budget, Operands};
 use super::kernel::Loaded;
 use super::replay::Replay;
 use super::{Error, Result};
-use crate::runtime::operand::dense_strides;
 use crate::runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
 use crate::runtime::torch::{Call, Strided};
 use crate::runtime::tuning::Database;
@@ -286,16 +285,12 @@ impl Bound {
                 gpu,
             });
         }
-        let dense: Vec<Vec<isize>> = (t.writes.iter())
-            .map(|id| dense_strides(&self.plan.values[*id].shape))
-            .collect();
+        let forms: Vec<_> = t.writes.iter().map(|id| self.plan.form(*id)).collect();
         let mut writes = Vec::with_capacity(t.writes.len());
-        for (id, dense) in t.writes.iter().zip(&dense) {
-            let v = &self.plan.values[*id];
-            let (shape, strides) = self.plan.seen.get(id).map_or((&v.shape, dense), |(a, b)| (a, b));
+        for (id, (shape, strides)) in t.writes.iter().zip(&forms) {
             writes.push(Strided {
                 data: value(*id)? as usize as *mut u8,
-                dtype: v.dtype,
+                dtype: self.plan.values[*id].dtype,
                 shape,
                 strides,
                 gpu,

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use half::bf16;
 
+use super::ready::{Ready, Weights};
 use super::{
-    Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, Weights, broken, slice,
+    Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice,
 };
 use crate::error::Result;
 use crate::runtime::arena::{Arenas, Life, place};
@@ -70,13 +71,15 @@ impl Plan {
                 Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }
-        let (places, bytes) = self.places()?;
+        let addresses = self.addresses(constants)?;
+        let steps = (self.steps.iter().zip(weights))
+            .map(|(step, weights)| Ready::new(&self, step, weights, &addresses))
+            .collect::<Result<_>>()?;
         Ok(Runnable {
-            places,
-            weights,
+            steps,
             constants: constants.to_vec(),
             calls,
-            arenas: Arenas::new(bytes),
+            arenas: Arenas::new(addresses.bytes),
             plan: self,
         })
     }
@@ -133,6 +136,16 @@ impl Plan {
 
     /// Where each value is, and the bytes of the values in between.
     pub(in crate::runtime) fn places(&self) -> Result<(Vec<Place>, usize)> {
+        let (mut places, ids, lives) = self.lives()?;
+        let (offsets, bytes) = place(&lives);
+        for (id, offset) in ids.into_iter().zip(offsets) {
+            places[id] = Place::Arena(offset);
+        }
+        Ok((places, bytes))
+    }
+
+    /// Where inputs, constants and results are; the values in between and when they live.
+    pub(super) fn lives(&self) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
         let mut places = vec![Place::Nowhere; self.values.len()];
         for (i, id) in self.inputs.iter().enumerate() {
             places[*id] = Place::Input(i);
@@ -151,25 +164,17 @@ impl Plan {
             let read = step.reads().into_iter().chain(step.weights());
             read.for_each(|id| last_read[id] = at);
         }
-        let mut inner = vec![];
-        let mut lives = vec![];
+        let (mut ids, mut lives) = (vec![], vec![]);
         for (first, step) in self.steps.iter().enumerate() {
             for id in step.writes() {
                 if places[id] == Place::Nowhere {
-                    inner.push(id);
-                    lives.push(Life {
-                        bytes: self.value(id)?.bytes(),
-                        first,
-                        last: last_read[id].max(first),
-                    });
+                    let (bytes, last) = (self.value(id)?.bytes(), last_read[id].max(first));
+                    ids.push(id);
+                    lives.push(Life { bytes, first, last });
                 }
             }
         }
-        let (offsets, bytes) = place(&lives);
-        for (id, offset) in inner.into_iter().zip(offsets) {
-            places[id] = Place::Arena(offset);
-        }
-        Ok((places, bytes))
+        Ok((places, ids, lives))
     }
 }
 

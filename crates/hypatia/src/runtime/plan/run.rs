@@ -1,15 +1,13 @@
 //! Running a plan: its steps in order, over memory that was planned.
 
 use half::bf16;
+use smallvec::SmallVec;
 
-use super::{
-    LinearStep, Memory, Operand, Place, RegionStep, RowStep, Runnable, Task, TorchStep, ValueId, Weights, broken,
-    slice, slice_mut,
-};
+use super::address::Address;
+use super::ready::{Ends, Form, Ready, Weights};
+use super::{LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
 use crate::error::Result;
 use crate::runtime::cpu::linear::{Epilogue, LinearElement, Rows, RowsMut};
-use crate::runtime::cpu::region::{View, ViewMut};
-use crate::runtime::operand::dense_strides;
 use crate::runtime::pool::on_borrowed;
 use crate::runtime::torch::Strided;
 use crate::ty::DType;
@@ -35,24 +33,12 @@ impl Runnable {
     /// As for `run`.
     unsafe fn run_steps(&self, threads: usize, inputs: &[Memory], outputs: &[Memory]) -> Result<()> {
         self.arenas.with(|arena| {
-            let base = arena.as_mut_ptr();
-            let memory = |id: ValueId| match self.places[id] {
-                Place::Input(i) => Ok(inputs[i]),
-                Place::Output(i) => Ok(outputs[i]),
-                // SAFETY: offsets were planned within the block.
-                Place::Arena(offset) => Ok(Memory(unsafe { base.add(offset) })),
-                Place::Constant(i) => Ok(self.constants[i]),
-                Place::Nowhere => Err(broken(format!("value {id} is nowhere"))),
-            };
-            for (at, (step, weights)) in self.plan.steps.iter().zip(&self.weights).enumerate() {
+            let mut blocks: SmallVec<[*mut u8; 16]> = SmallVec::new();
+            blocks.push(arena.as_mut_ptr());
+            blocks.extend(inputs.iter().chain(outputs).map(|m| m.0));
+            for (at, (step, ready)) in self.plan.steps.iter().zip(&self.steps).enumerate() {
                 // SAFETY: values that live at the same time do not overlap, and sizes are the values'.
-                let done = match step {
-                    Task::Linear(l) => unsafe { self.linear(threads, l, weights.as_ref(), &memory) },
-                    Task::Region(r) => unsafe { self.region(threads, r, &memory) },
-                    Task::Rows(r) => unsafe { self.rows(threads, r, &memory) },
-                    Task::Columns(_) => Err(broken("a step of a GPU")),
-                    Task::Torch(t) => unsafe { self.torch(t, &memory) },
-                };
+                let done = unsafe { self.step(threads, step, ready, &blocks) };
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
             }
             Ok(())
@@ -60,164 +46,107 @@ impl Runnable {
     }
 
     /// # Safety
-    /// `memory` gives memory of the values' sizes, that of `y` apart from the others'.
-    unsafe fn linear(
-        &self,
-        threads: usize,
-        l: &LinearStep,
-        weights: Option<&Weights>,
-        memory: &dyn Fn(ValueId) -> Result<Memory>,
-    ) -> Result<()> {
-        let weights = weights.ok_or_else(|| broken("a linear layer without weights"))?;
-        // SAFETY: by the caller.
+    /// The blocks are those that addresses were made for, and values lie in them apart from each other.
+    unsafe fn step(&self, threads: usize, step: &Task, ready: &Ready, blocks: &[*mut u8]) -> Result<()> {
+        // SAFETY: by the caller; fits were made for these steps.
         unsafe {
-            match weights.packed.kind().dtype() {
-                DType::F32 => self.linear_of::<f32>(threads, l, weights, memory),
-                _ => self.linear_of::<bf16>(threads, l, weights, memory),
+            match (step, ready) {
+                (Task::Linear(l), Ready::Linear { weights, x, r, y }) => {
+                    let at = (x.of(blocks), r.map(|r| r.of(blocks)), y.of(blocks));
+                    match weights.packed.kind().dtype() {
+                        DType::F32 => linear::<f32>(threads, l, weights, at),
+                        _ => linear::<bf16>(threads, l, weights, at),
+                    }
+                }
+                (Task::Region(r), Ready::Region(fit, ends)) => {
+                    let (inputs, outputs) = (all(&ends.inputs, blocks), all(&ends.outputs, blocks));
+                    r.region.run_at(fit, threads, &inputs, &outputs);
+                    Ok(())
+                }
+                (Task::Rows(r), Ready::Rows(fit, ends)) => {
+                    let (inputs, outputs) = (all(&ends.inputs, blocks), all(&ends.outputs, blocks));
+                    r.rows.run_at(fit, threads, &inputs, &outputs);
+                    Ok(())
+                }
+                (Task::Torch(t), Ready::Torch(ends, forms)) => self.torch(t, ends, forms, blocks),
+                _ => Err(broken("bound as something else")),
             }
         }
     }
 
     /// # Safety
-    /// As for `linear`.
-    unsafe fn linear_of<T: LinearElement>(
-        &self,
-        threads: usize,
-        l: &LinearStep,
-        weights: &Weights,
-        memory: &dyn Fn(ValueId) -> Result<Memory>,
-    ) -> Result<()> {
-        let (n, k) = weights.packed.sizes();
-        // SAFETY: by the caller; rows were planned within their values.
-        let done = unsafe {
-            weights.packed.run::<T>(
-                threads,
-                rows_of(memory(l.x.value)?, &l.x, l.m, k, l.x_stride),
-                l.m,
-                RowsMut::dense(slice_mut(memory(l.y)?, l.m * n), n),
-                &epilogue(l, weights.bias, memory, n)?,
-            )
-        };
-        done.map_err(|e| broken(e.to_string()))
-    }
-
-    /// # Safety
-    /// As for `linear`.
-    unsafe fn region(&self, threads: usize, r: &RegionStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
-        // SAFETY: by the caller.
-        let inputs = unsafe { self.views(&r.inputs, memory)? };
-        let mut outputs = Vec::with_capacity(r.outputs.len());
-        for id in &r.outputs {
-            // SAFETY: by the caller.
-            outputs.push(unsafe { ViewMut::from_raw(memory(*id)?.0, self.plan.values[*id].dtype, &r.dense) });
-        }
-        r.region.run(threads, &r.shape, &inputs, &mut outputs)
-    }
-
-    /// # Safety
-    /// As for `linear`.
-    unsafe fn rows(&self, threads: usize, r: &RowStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
-        // SAFETY: by the caller.
-        let inputs = unsafe { self.views(&r.inputs, memory)? };
-        let dtype = self.plan.values[r.output].dtype;
-        // SAFETY: by the caller.
-        let output = unsafe { ViewMut::from_raw(memory(r.output)?.0, dtype, &r.dense) };
-        r.rows.run(threads, &r.shape, r.reduced, &inputs, &mut [output])
-    }
-
-    /// # Safety
-    /// As for `linear`.
-    unsafe fn torch(&self, t: &TorchStep, memory: &dyn Fn(ValueId) -> Result<Memory>) -> Result<()> {
-        let mut reads = Vec::with_capacity(t.reads.len());
-        for operand in &t.reads {
-            let dtype = self.plan.values[operand.value].dtype;
-            reads.push(Strided {
-                data: at(memory(operand.value)?, operand.offset * dtype.size()),
-                dtype,
-                shape: &operand.shape,
-                strides: &operand.strides,
-                gpu: None,
-            });
-        }
-        let dense: Vec<Vec<isize>> = (t.writes.iter())
-            .map(|id| dense_strides(&self.plan.values[*id].shape))
-            .collect();
-        let mut writes = Vec::with_capacity(t.writes.len());
-        for (id, strides) in t.writes.iter().zip(&dense) {
-            let value = &self.plan.values[*id];
-            writes.push(Strided {
-                data: memory(*id)?.0,
-                dtype: value.dtype,
-                shape: &value.shape,
-                strides,
-                gpu: None,
-            });
-        }
+    /// As for `step`.
+    unsafe fn torch(&self, t: &TorchStep, ends: &Ends, forms: &[Form], blocks: &[*mut u8]) -> Result<()> {
+        let read = t.reads.iter().zip(&ends.inputs).map(|(operand, address)| Strided {
+            data: address.of(blocks),
+            dtype: self.plan.values[operand.value].dtype,
+            shape: &operand.shape,
+            strides: &operand.strides,
+            gpu: None,
+        });
+        let results = t.writes.iter().zip(&ends.outputs).zip(forms);
+        let write = results.map(|((id, address), (shape, strides))| Strided {
+            data: address.of(blocks),
+            dtype: self.plan.values[*id].dtype,
+            shape,
+            strides,
+            gpu: None,
+        });
+        let (reads, writes): (SmallVec<[_; 4]>, SmallVec<[_; 2]>) = (read.collect(), write.collect());
         let call = (self.calls.get(t.call)).ok_or_else(|| broken(format!("there is no call {}", t.call)))?;
         // SAFETY: by the caller.
         unsafe { call.call(&reads, &writes) }
     }
-
-    /// # Safety
-    /// As for `linear`.
-    unsafe fn views<'a>(
-        &self,
-        inputs: &'a [Operand],
-        memory: &dyn Fn(ValueId) -> Result<Memory>,
-    ) -> Result<Vec<View<'a>>> {
-        let view = |operand: &'a Operand| {
-            let dtype = self.plan.values[operand.value].dtype;
-            let data = at(memory(operand.value)?, operand.offset * dtype.size());
-            // SAFETY: by the caller.
-            Ok(unsafe { View::from_raw(data, dtype, &operand.strides) })
-        };
-        inputs.iter().map(view).collect()
-    }
 }
 
-/// What follows a product, rounded where eager rounds.
+#[inline]
+fn all(addresses: &[Address], blocks: &[*mut u8]) -> SmallVec<[*mut u8; FEW]> {
+    if addresses.len() > FEW {
+        return addresses.iter().map(|a| a.of(blocks)).collect();
+    }
+    let mut few = [std::ptr::null_mut(); FEW];
+    for (start, address) in few.iter_mut().zip(addresses) {
+        *start = address.of(blocks);
+    }
+    SmallVec::from_buf_and_len(few, addresses.len())
+}
+
+/// Addresses that most steps get by with.
+const FEW: usize = 4;
+
+/// The product and what follows it, rounded where eager rounds.
 ///
 /// # Safety
-/// The bias has `n` elements, and the rest is as for `rows_of`.
-unsafe fn epilogue<'a, T>(
+/// Rows of the operand, of what is added and of the result start at these addresses and are within their values.
+unsafe fn linear<T: LinearElement>(
+    threads: usize,
     l: &LinearStep,
-    bias: Option<Memory>,
-    memory: &dyn Fn(ValueId) -> Result<Memory>,
-    n: usize,
-) -> Result<Epilogue<'a, T>> {
-    let residual = match &l.r {
-        // SAFETY: by the caller.
-        Some((operand, stride)) => Some(unsafe { rows_of(memory(operand.value)?, operand, l.m, n, *stride) }),
-        None => None,
+    weights: &Weights,
+    (x, r, y): (*mut u8, Option<*mut u8>, *mut u8),
+) -> Result<()> {
+    let (n, k) = weights.packed.sizes();
+    // SAFETY: by the caller; a bias has as many elements as the result has columns.
+    let done = unsafe {
+        let residual = l.r.as_ref().zip(r);
+        let epilogue = Epilogue {
+            bias: weights.bias.map(|b| slice(b, n)),
+            activation: l.activation,
+            residual: residual.map(|((_, stride), start)| rows_at(start, l.m, n, *stride)),
+            round_before_activation: true,
+        };
+        let result = RowsMut::dense(slice_mut(Memory(y), l.m * n), n);
+        (weights.packed).run::<T>(threads, rows_at(x, l.m, k, l.x_stride), l.m, result, &epilogue)
     };
-    Ok(Epilogue {
-        // SAFETY: by the caller.
-        bias: bias.map(|b| unsafe { slice(b, n) }),
-        activation: l.activation,
-        residual,
-        round_before_activation: true,
-    })
-}
-
-/// So many bytes further on.
-fn at(memory: Memory, bytes: usize) -> *mut u8 {
-    memory.0.wrapping_add(bytes)
+    done.map_err(|e| broken(e.to_string()))
 }
 
 /// # Safety
 /// The rows are within their value.
-unsafe fn rows_of<'a, T>(
-    memory: Memory,
-    operand: &Operand,
-    count: usize,
-    columns: usize,
-    stride: usize,
-) -> Rows<'a, T> {
+unsafe fn rows_at<'a, T>(start: *mut u8, count: usize, columns: usize, stride: usize) -> Rows<'a, T> {
     let length = if count == 0 { 0 } else { (count - 1) * stride + columns };
-    let data = Memory(at(memory, operand.offset * size_of::<T>()));
     Rows {
         // SAFETY: by the caller.
-        data: unsafe { slice(data, length) },
+        data: unsafe { slice(Memory(start), length) },
         stride,
     }
 }

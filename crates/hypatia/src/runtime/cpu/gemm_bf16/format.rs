@@ -163,7 +163,7 @@ impl Format for Whole {
     type Value = bf16;
     const PIECES: usize = 1;
     const PAIRS: &'static [(usize, usize)] = &[(0, 0)];
-    const DEPTH: usize = 64;
+    const DEPTH: usize = 128;
     const STREAM: usize = 16;
     const GROUP: usize = 128;
     const ROWS: usize = 128;

@@ -1,6 +1,6 @@
 //! The kernels for AVX-512: one for each number of rows and of vectors.
 
-use super::{Block, LANES, ROWS, VECTORS};
+use super::{Block, LANES, ROWS, STREAMS, VECTORS};
 use std::arch::x86_64::*;
 
 type Kernel = unsafe fn(&Block);
@@ -78,6 +78,54 @@ unsafe fn kernel<const R: usize, const V: usize, const CHAINS: usize>(block: &Bl
             }
         }
     }
+    // SAFETY: handed on.
+    unsafe { store(block, &total) }
+}
+
+/// One row times several panels at once, the first of them the block's and the others so many elements after each other:
+/// memory is read faster in several places than in one.
+///
+/// # Safety
+/// As for [`multiply`], with the columns of all panels.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn streams(block: &Block, apart: usize) {
+    let mut sums = [[_mm512_setzero_ps(); VECTORS]; STREAMS];
+    // SAFETY: the panels have as many terms as the row. Fetching ahead faults nowhere.
+    unsafe {
+        for term in 0..block.terms {
+            let value = _mm512_set1_ps(*block.x.add(term));
+            for (panel, sums) in sums.iter_mut().enumerate() {
+                let w = block.w.add(panel * apart + term * VECTORS * LANES);
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((AHEAD * VECTORS + v) * LANES).cast());
+                    *sum = _mm512_fmadd_ps(value, _mm512_load_ps(w.add(v * LANES)), *sum);
+                }
+            }
+        }
+        for (panel, sums) in sums.iter().enumerate() {
+            let column = panel * VECTORS * LANES;
+            let part = Block {
+                y: block.y.add(column),
+                bias: match block.bias.is_null() {
+                    true => block.bias,
+                    false => block.bias.add(column),
+                },
+                columns: VECTORS * LANES,
+                ..*block
+            };
+            store(&part, &[*sums]);
+        }
+    }
+}
+
+/// Adds what is to be added to sums and writes them.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store<const R: usize, const V: usize>(block: &Block, total: &[[__m512; V]; R]) {
+    let zero = _mm512_setzero_ps();
     let last: __mmask16 = u16::MAX >> (V * LANES - block.columns);
     for v in 0..V {
         let mask = if v + 1 == V { last } else { u16::MAX };

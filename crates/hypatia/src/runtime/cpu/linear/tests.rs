@@ -24,7 +24,7 @@ fn every_size<T: Forms>() {
 
 fn every_activation_with_all_that_follows<T: Forms>() {
     for activation in ACTIVATIONS {
-        for (m, n, k) in [(1, 70, 40), (45, 200, 33), (13, 600, 33), (7, 10, 3)] {
+        for (m, n, k) in [(1, 70, 40), (1, 600, 300), (45, 200, 33), (13, 600, 33), (7, 10, 3)] {
             let case = Case::<T>::new(m, n, k, 1);
             check(&case, 2, &case.epilogue(activation, true));
         }
@@ -32,7 +32,13 @@ fn every_activation_with_all_that_follows<T: Forms>() {
 }
 
 fn terms_in_several_passes<T: Forms>() {
-    for (m, n, k) in [(1, 70, 3000), (50, 130, 4136), (300, 70, 2048), (400, 70, 389)] {
+    for (m, n, k) in [
+        (1, 70, 3000),
+        (1, 1000, 500),
+        (50, 130, 4136),
+        (300, 70, 2048),
+        (400, 70, 389),
+    ] {
         let case = Case::<T>::new(m, n, k, 0);
         check(&case, 3, &case.epilogue(Activation::Gelu, true));
     }

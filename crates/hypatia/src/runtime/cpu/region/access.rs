@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use smallvec::SmallVec;
 
@@ -103,24 +104,20 @@ stored! {
     F64: f64, f64, |x| x, |x| x;
 }
 
-/// One tensor of a run.
+/// How a tensor lies in memory, wherever it starts. Depends on sizes only, so that it is made once for many runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Access {
-    pub(crate) data: *mut u8,
+pub(crate) struct Layout {
     dtype: DType,
     /// Sizes and strides, outermost first, none of size 1, none that could be merged.
     dims: SmallVec<[(usize, isize); 4]>,
     /// Whether all rows are the same one.
     repeats: bool,
+    /// The first and the last byte that are reached, from the first element on.
+    span: (isize, isize),
 }
 
-// SAFETY: only a description; whoever reads or writes through it answers for the memory.
-unsafe impl Send for Access {}
-// SAFETY: as above.
-unsafe impl Sync for Access {}
-
-impl Access {
-    pub(crate) fn new(data: *mut u8, dtype: DType, shape: &[usize], strides: &[isize]) -> Access {
+impl Layout {
+    pub(crate) fn new(dtype: DType, shape: &[usize], strides: &[isize]) -> Layout {
         let mut dims: SmallVec<[(usize, isize); 4]> = SmallVec::new();
         for (&size, &stride) in shape.iter().zip(strides) {
             match dims.last_mut() {
@@ -130,55 +127,99 @@ impl Access {
             }
         }
         let repeats = dims.iter().rev().skip(1).all(|d| d.1 == 0);
-        Access {
-            data,
+        let reach = |sign: isize| -> isize {
+            let reaching = dims.iter().filter(|d| d.1.signum() == sign);
+            reaching.map(|d| (d.0 as isize - 1) * d.1).sum()
+        };
+        let size = dtype.size() as isize;
+        let span = (reach(-1) * size, (reach(1) + 1) * size - 1);
+        Layout {
             dtype,
             dims,
             repeats,
+            span,
         }
     }
 
-    /// A dense array whose element at position `start` is at `data`.
-    pub(crate) fn dense(data: *mut u8, dtype: DType, start: usize, len: usize) -> Access {
+    /// Of an array without gaps, however long.
+    fn array(dtype: DType) -> &'static Layout {
+        static ARRAYS: OnceLock<[Layout; 2]> = OnceLock::new();
+        let [single, double] = ARRAYS.get_or_init(|| [DType::F32, DType::F64].map(|d| Layout::new(d, &[0], &[1])));
+        if dtype == DType::F64 { double } else { single }
+    }
+
+    /// Whether the elements of a tensor of so many lie one after the other, in the form they are computed in.
+    pub(crate) fn is_array(&self, count: usize) -> bool {
+        let plain = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+        plain && (count <= 1 || self.dims[..] == [(count, 1)])
+    }
+
+    /// Whether all rows are one row of this dtype and width, without gaps.
+    pub(crate) fn is_row_of(&self, dtype: DType, width: usize) -> bool {
+        self.dtype == dtype && self.is_one_row(width)
+    }
+
+    fn is_one_row(&self, width: usize) -> bool {
+        self.repeats && self.dims.last() == Some(&(width, 1))
+    }
+}
+
+/// One tensor of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access<'a> {
+    pub(crate) data: *mut u8,
+    layout: &'a Layout,
+}
+
+// SAFETY: only a description; whoever reads or writes through it answers for the memory.
+unsafe impl Send for Access<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Access<'_> {}
+
+impl<'a> Access<'a> {
+    pub(crate) fn new(data: *mut u8, layout: &'a Layout) -> Access<'a> {
+        Access { data, layout }
+    }
+
+    /// A dense array of floats whose element at position `start` is at `data`.
+    pub(crate) fn dense(data: *mut u8, dtype: DType, start: usize) -> Access<'static> {
         Access {
             data: data.wrapping_sub(start * dtype.size()),
-            dtype,
-            dims: SmallVec::from_slice(&[(len, 1)]),
-            repeats: true,
+            layout: Layout::array(dtype),
         }
     }
 
     /// Where `len` elements from position `start` on lie, if they can be used without a copy.
     pub(crate) fn direct(&self, start: usize, len: usize) -> Option<*mut u8> {
-        let same = matches!(self.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
+        let same = matches!(self.layout.dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool);
         if same { self.place(start, len) } else { None }
     }
 
     /// Where `len` elements from position `start` on lie, if they do so without gaps.
     fn place(&self, start: usize, len: usize) -> Option<*mut u8> {
-        let (&(inner, stride), outer) = self.dims.split_last()?;
+        let (&(inner, stride), outer) = self.layout.dims.split_last()?;
         if len == 0 || stride != 1 || (!outer.is_empty() && start % inner + len > inner) {
             return None;
         }
         let mut offset = start as isize;
         if !outer.is_empty() {
             offset = (start % inner) as isize;
-            if !self.repeats {
+            if !self.layout.repeats {
                 offset += self.row(start / inner);
             }
         }
-        Some(self.data.wrapping_offset(offset * self.dtype.size() as isize))
+        Some(self.data.wrapping_offset(offset * self.layout.dtype.size() as isize))
     }
 
     /// Whether all rows are one row of this width, without gaps.
     pub(crate) fn is_one_row(&self, width: usize) -> bool {
-        self.repeats && self.dims.last() == Some(&(width, 1))
+        self.layout.is_one_row(width)
     }
 
     /// The offset of a row, which is a run along the last dimension.
     fn row(&self, mut row: usize) -> isize {
         let mut offset = 0;
-        for &(size, stride) in self.dims.iter().rev().skip(1) {
+        for &(size, stride) in self.layout.dims.iter().rev().skip(1) {
             offset += (row % size) as isize * stride;
             row /= size;
         }
@@ -188,18 +229,17 @@ impl Access {
     /// Has these positions asked for, if they lie without gaps; `computed` bytes of a computation are one element.
     pub(crate) fn ask(&self, positions: Range<usize>, computed: usize, ahead: &mut Ahead) {
         if let Some(data) = self.place(positions.start, positions.len()) {
-            ahead.push(data, self.dtype.size(), computed);
+            ahead.push(data, self.layout.dtype.size(), computed);
         }
     }
 
     /// The first and the last byte that are reached, as addresses.
     pub(crate) fn span(&self) -> (usize, usize) {
-        let reach = |sign: isize| -> isize {
-            let dims = self.dims.iter().filter(|d| d.1.signum() == sign);
-            dims.map(|d| (d.0 as isize - 1) * d.1).sum()
-        };
-        let at = |elements: isize| self.data.wrapping_offset(elements * self.dtype.size() as isize) as usize;
-        (at(reach(-1)), at(reach(1)) + self.dtype.size() - 1)
+        let (first, last) = self.layout.span;
+        (
+            self.data.wrapping_offset(first) as usize,
+            self.data.wrapping_offset(last) as usize,
+        )
     }
 
     /// Calls `f(offset in elements, stride, position in the tile, count)` for every run along the last dimension.
@@ -208,7 +248,7 @@ impl Access {
         if len == 0 {
             return;
         }
-        let Some((&(inner, stride), outer)) = self.dims.split_last() else {
+        let Some((&(inner, stride), outer)) = self.layout.dims.split_last() else {
             return f(0, 0, 0, len);
         };
         if outer.is_empty() {
@@ -246,7 +286,7 @@ impl Access {
     /// The positions must be those of the tensor, readable, and `register` must have room in its class.
     pub(crate) unsafe fn load(&self, start: usize, len: usize, register: *mut u8) {
         // SAFETY: as promised by the caller.
-        with_type!(self.dtype, D => unsafe { self.read::<D>(start, len, register.cast()) });
+        with_type!(self.layout.dtype, D => unsafe { self.read::<D>(start, len, register.cast()) });
     }
 
     /// Writes `len` elements from position `start` on.
@@ -255,7 +295,7 @@ impl Access {
     /// The positions must be those of the tensor, writable, and `register` must hold as many elements.
     pub(crate) unsafe fn store(&self, start: usize, len: usize, register: *const u8) {
         // SAFETY: as promised by the caller.
-        with_type!(self.dtype, D => unsafe { self.write::<D>(start, len, register.cast()) });
+        with_type!(self.layout.dtype, D => unsafe { self.write::<D>(start, len, register.cast()) });
     }
 
     /// # Safety
@@ -279,6 +319,16 @@ impl Access {
             unsafe { transfer::<_, _, Narrow<D>>(from, 1, to, stride, count) };
         });
     }
+}
+
+/// Tensors of these layouts at these addresses.
+pub(crate) fn accesses<'a, A: smallvec::Array<Item = Access<'a>>>(
+    layouts: &'a [Layout],
+    addresses: &[*mut u8],
+) -> SmallVec<A> {
+    debug_assert_eq!(layouts.len(), addresses.len());
+    let both = layouts.iter().zip(addresses);
+    both.map(|(layout, data)| Access::new(*data, layout)).collect()
 }
 
 /// A change of representation.

@@ -4,10 +4,10 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::access::Access;
+use super::access::{Access, Layout, accesses};
 use super::loops::Tile;
 use super::program::{Place, Step, TILE};
-use super::view::{check_bounds, check_distinct};
+use super::view::{check_bounds, distinct_layouts, layouts};
 use super::{Region, View, ViewMut};
 use crate::runtime::cpu::lanes::Ahead;
 use crate::runtime::pool::Pool;
@@ -38,15 +38,15 @@ thread_local! {
 }
 
 /// A region and the memory of one run.
-pub(crate) struct Bound {
-    pub(crate) inputs: SmallVec<[Access; 4]>,
-    pub(crate) outputs: SmallVec<[Access; 2]>,
+pub(crate) struct Bound<'a> {
+    pub(crate) inputs: SmallVec<[Access<'a>; 4]>,
+    pub(crate) outputs: SmallVec<[Access<'a>; 2]>,
     /// Whether outputs may be written before all inputs of the tile are read.
     pub(crate) apart: bool,
 }
 
-impl Bound {
-    pub(crate) fn new(inputs: SmallVec<[Access; 4]>, outputs: SmallVec<[Access; 2]>) -> Bound {
+impl<'a> Bound<'a> {
+    pub(crate) fn new(inputs: SmallVec<[Access<'a>; 4]>, outputs: SmallVec<[Access<'a>; 2]>) -> Bound<'a> {
         let apart = outputs.iter().all(|o| {
             let (first, last) = o.span();
             inputs.iter().all(|i| {
@@ -58,44 +58,67 @@ impl Bound {
     }
 }
 
+/// What a run depends on beside addresses: made once for tensors of one shape.
+#[derive(Debug)]
+pub struct Fit {
+    count: usize,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+}
+
 impl Region {
     /// Computes the outputs, all of this shape, on at most `threads` threads.
     pub fn run(&self, threads: usize, shape: &[usize], inputs: &[View], outputs: &mut [ViewMut]) -> Result<()> {
-        let bound = self.bind(shape, inputs, outputs)?;
-        let count: usize = shape.iter().product();
-        let tiles = count.div_ceil(TILE);
-        let worth = (count as f64 * self.program.weight / WORTH_THREADS) as usize;
-        let threads = threads.min(worth.max(1)).min(tiles);
-        let parts = if threads <= 1 { 1 } else { (threads * PARTS).min(tiles) };
-        Pool::global().run(threads, parts, &|part| {
-            let (start, end) = (tiles * part / parts * TILE, tiles * (part + 1) / parts * TILE);
-            // SAFETY: `bind` checked the memory, and parts write different positions.
-            unsafe { Runner::new(self).run(&bound, start, end.min(count)) };
-        });
-        Ok(())
-    }
-
-    /// Checks the memory of a run.
-    pub(crate) fn bind(&self, shape: &[usize], inputs: &[View], outputs: &[ViewMut]) -> Result<Bound> {
-        check_types("inputs", &self.inputs, inputs.iter().map(|v| v.dtype))?;
-        check_types("outputs", &self.outputs, outputs.iter().map(|v| v.dtype))?;
         for (i, v) in inputs.iter().enumerate() {
             check_bounds("input", i, shape, v.strides, v.len)?;
         }
         for (i, v) in outputs.iter().enumerate() {
             check_bounds("output", i, shape, v.strides, v.len)?;
-            check_distinct(shape, v.strides)?;
         }
-        Ok(Bound::new(
-            inputs
-                .iter()
-                .map(|v| Access::new(v.data.cast_mut(), v.dtype, shape, v.strides))
-                .collect(),
-            outputs
-                .iter()
-                .map(|v| Access::new(v.data, v.dtype, shape, v.strides))
-                .collect(),
-        ))
+        let fit = self.fit(
+            shape,
+            &Vec::from_iter(inputs.iter().map(|v| (v.dtype, v.strides))),
+            &Vec::from_iter(outputs.iter().map(|v| (v.dtype, v.strides))),
+        )?;
+        let from: SmallVec<[*mut u8; 4]> = inputs.iter().map(|v| v.data.cast_mut()).collect();
+        let to: SmallVec<[*mut u8; 2]> = outputs.iter().map(|v| v.data).collect();
+        // SAFETY: views vouch for their memory, and it was compared with the shape.
+        unsafe { self.run_at(&fit, threads, &from, &to) };
+        Ok(())
+    }
+
+    /// Checks dtypes and strides of tensors of a shape, for any number of runs.
+    pub fn fit(&self, shape: &[usize], inputs: &[(DType, &[isize])], outputs: &[(DType, &[isize])]) -> Result<Fit> {
+        check_types("inputs", &self.inputs, inputs.iter().map(|v| v.0))?;
+        check_types("outputs", &self.outputs, outputs.iter().map(|v| v.0))?;
+        Ok(Fit {
+            count: shape.iter().product(),
+            inputs: layouts("input", shape, inputs)?,
+            outputs: distinct_layouts("output", shape, outputs)?,
+        })
+    }
+
+    /// Computes the outputs of tensors that start at these addresses.
+    ///
+    /// # Safety
+    /// The fit is this region's. There is an address for each input and output, and the memory is as
+    /// [`View::from_raw`] and [`ViewMut::from_raw`] say.
+    pub unsafe fn run_at(&self, fit: &Fit, threads: usize, inputs: &[*mut u8], outputs: &[*mut u8]) {
+        let bound = Bound::new(accesses(&fit.inputs, inputs), accesses(&fit.outputs, outputs));
+        let count = fit.count;
+        let tiles = count.div_ceil(TILE);
+        let worth = (count as f64 * self.program.weight / WORTH_THREADS) as usize;
+        let threads = threads.min(worth.max(1)).min(tiles);
+        if threads <= 1 {
+            // SAFETY: by the caller.
+            return unsafe { Runner::new(self).run(&bound, 0, count) };
+        }
+        let parts = (threads * PARTS).min(tiles);
+        Pool::global().run(threads, parts, &|part| {
+            let (start, end) = (tiles * part / parts * TILE, tiles * (part + 1) / parts * TILE);
+            // SAFETY: by the caller; parts write different positions.
+            unsafe { Runner::new(self).run(&bound, start, end.min(count)) };
+        });
     }
 }
 
@@ -141,7 +164,7 @@ impl<'a> Runner<'a> {
     /// # Safety
     /// The memory of `bound` must be that of this region's dtypes and hold these positions, and no other thread may
     /// use the outputs there.
-    pub(crate) unsafe fn run(&mut self, bound: &Bound, start: usize, end: usize) {
+    pub(crate) unsafe fn run(&mut self, bound: &Bound<'_>, start: usize, end: usize) {
         let p = &self.region.program;
         let mut next = start;
         while next < end {
@@ -186,7 +209,7 @@ impl<'a> Runner<'a> {
     }
 
     /// The length of the tile at a position: longer where no registers are used.
-    fn tile(&self, bound: &Bound, at: usize, end: usize) -> usize {
+    fn tile(&self, bound: &Bound<'_>, at: usize, end: usize) -> usize {
         let long = LONG_TILE.min(end - at) / LANES * LANES;
         let mut memory = bound.inputs.iter().chain(&bound.outputs);
         if self.region.program.one_loop && bound.apart && long > TILE && memory.all(|a| a.direct(at, long).is_some()) {
@@ -196,7 +219,7 @@ impl<'a> Runner<'a> {
     }
 
     /// What to ask for while the tile at this position is computed: where it goes, and what the next one needs.
-    fn ahead(&self, bound: &Bound, at: usize, end: usize) -> Ahead {
+    fn ahead(&self, bound: &Bound<'_>, at: usize, end: usize) -> Ahead {
         let mut ahead = Ahead::new();
         if self.region.program.asks.is_some() {
             let (next, after) = (end.min(at + TILE), end.min(at + 2 * TILE));
@@ -212,7 +235,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Lets computed values be written where they belong instead of into registers.
-    fn direct_outputs(&mut self, bound: &Bound, at: usize, len: usize) {
+    fn direct_outputs(&mut self, bound: &Bound<'_>, at: usize, len: usize) {
         let outputs = &self.region.program.outputs;
         for (i, (access, &value)) in bound.outputs.iter().zip(outputs).enumerate() {
             // The first values are the inputs, which are not computed.

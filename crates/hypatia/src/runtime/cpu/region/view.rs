@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
+use super::access::Layout;
 use crate::ty::DType;
 use crate::{Error, Result};
 
@@ -148,8 +149,24 @@ pub(crate) fn check_bounds(what: &str, index: usize, shape: &[usize], strides: &
     Ok(())
 }
 
+/// How tensors of a shape lie in memory.
+pub(crate) fn layouts(what: &str, shape: &[usize], given: &[(DType, &[isize])]) -> Result<Vec<Layout>> {
+    let one = |(i, (dtype, strides)): (usize, &(DType, &[isize]))| {
+        check_bounds(what, i, shape, strides, usize::MAX)?;
+        Ok(Layout::new(*dtype, shape, strides))
+    };
+    given.iter().enumerate().map(one).collect()
+}
+
+/// As [`layouts`], of tensors to write.
+pub(crate) fn distinct_layouts(what: &str, shape: &[usize], given: &[(DType, &[isize])]) -> Result<Vec<Layout>> {
+    let made = layouts(what, shape, given)?;
+    given.iter().try_for_each(|v| check_distinct(shape, v.1))?;
+    Ok(made)
+}
+
 /// Refuses outputs that write an element twice.
-pub(crate) fn check_distinct(shape: &[usize], strides: &[isize]) -> Result<()> {
+fn check_distinct(shape: &[usize], strides: &[isize]) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
     }

@@ -1,0 +1,101 @@
+//! Steps with all that does not change from call to call: weights, addresses, the form of tensors.
+
+use std::sync::Arc;
+
+use super::address::{Address, Addresses};
+use super::{LinearStep, Memory, Operand, Plan, RegionStep, RowStep, Task, TorchStep, ValueId, broken};
+use crate::error::Result;
+use crate::runtime::cpu::linear::Packed;
+use crate::runtime::cpu::region::Fit;
+use crate::runtime::cpu::rowwise::RowFit;
+use crate::ty::DType;
+
+/// Weights in the form that a step likes best.
+pub(super) struct Weights {
+    pub(super) packed: Arc<Packed>,
+    pub(super) bias: Option<Memory>,
+}
+
+/// A step's operands and results, in the order of the step.
+pub(super) struct Ends {
+    pub(super) inputs: Vec<Address>,
+    pub(super) outputs: Vec<Address>,
+}
+
+/// What a step needs besides itself.
+pub(super) enum Ready {
+    Linear {
+        weights: Weights,
+        x: Address,
+        r: Option<Address>,
+        y: Address,
+    },
+    Region(Fit, Ends),
+    Rows(RowFit, Ends),
+    /// With sizes and strides of the results.
+    Torch(Ends, Vec<Form>),
+}
+
+/// Sizes and strides.
+pub(super) type Form = (Vec<usize>, Vec<isize>);
+
+impl Ready {
+    pub(super) fn new(plan: &Plan, step: &Task, weights: Option<Weights>, at: &Addresses) -> Result<Ready> {
+        match step {
+            Task::Linear(l) => Ready::linear(weights.ok_or_else(|| broken("a linear layer without weights"))?, l, at),
+            Task::Region(r) => Ready::region(plan, r, at),
+            Task::Rows(r) => Ready::rows(plan, r, at),
+            Task::Torch(t) => Ready::torch(plan, t, at),
+            Task::Columns(_) => Err(broken("a step of a GPU")),
+        }
+    }
+
+    pub(super) fn weights(&self) -> Option<&Weights> {
+        match self {
+            Ready::Linear { weights, .. } => Some(weights),
+            _ => None,
+        }
+    }
+
+    fn linear(weights: Weights, l: &LinearStep, at: &Addresses) -> Result<Ready> {
+        let size = weights.packed.kind().dtype().size();
+        Ok(Ready::Linear {
+            x: at.operand(&l.x, size)?,
+            r: (l.r.as_ref()).map(|(r, _)| at.operand(r, size)).transpose()?,
+            y: at.value(l.y)?,
+            weights,
+        })
+    }
+
+    fn region(plan: &Plan, r: &RegionStep, at: &Addresses) -> Result<Ready> {
+        let outputs: Vec<(DType, &[isize])> = (r.outputs.iter())
+            .map(|id| (plan.values[*id].dtype, &r.dense[..]))
+            .collect();
+        let fit = r.region.fit(&r.shape, &tensors(plan, &r.inputs), &outputs)?;
+        Ok(Ready::Region(fit, ends(plan, &r.inputs, &r.outputs, at)?))
+    }
+
+    fn rows(plan: &Plan, r: &RowStep, at: &Addresses) -> Result<Ready> {
+        let output = (plan.values[r.output].dtype, &r.dense[..]);
+        let fit = (r.rows).fit(&r.shape, r.reduced, &tensors(plan, &r.inputs), &[output])?;
+        Ok(Ready::Rows(fit, ends(plan, &r.inputs, &[r.output], at)?))
+    }
+
+    fn torch(plan: &Plan, t: &TorchStep, at: &Addresses) -> Result<Ready> {
+        let forms = t.writes.iter().map(|id| plan.form(*id));
+        Ok(Ready::Torch(ends(plan, &t.reads, &t.writes, at)?, forms.collect()))
+    }
+}
+
+fn tensors<'a>(plan: &Plan, operands: &'a [Operand]) -> Vec<(DType, &'a [isize])> {
+    let one = |o: &'a Operand| (plan.values[o.value].dtype, &o.strides[..]);
+    operands.iter().map(one).collect()
+}
+
+fn ends(plan: &Plan, inputs: &[Operand], outputs: &[ValueId], at: &Addresses) -> Result<Ends> {
+    let input = |o: &Operand| at.operand(o, plan.values[o.value].dtype.size());
+    Ok(Ends {
+        inputs: inputs.iter().map(input).collect::<Result<_>>()?,
+        outputs: outputs.iter().map(|id| at.value(*id)).collect::<Result<_>>()?,
+    })
+}
