@@ -54,8 +54,8 @@ def _assert_right(model: nn.Module, call: Any, inputs: Any) -> None:
     for at, (a, b, w) in enumerate(zip(ours, eager, exact, strict=True)):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         unit = torch.finfo(b.dtype).eps
-        # Where an input of a ReLU is nearly zero, rounding decides whether it has a gradient. That is most of the
-        # error of large MLPs, and chance decides who has more of it.
+        # Where an input of a ReLU is nearly zero, rounding decides whether it has a gradient. That is most of
+        # the error of large MLPs, and chance decides who has more of it.
         allowed = 4 * (b.double() - w).norm() + 4 * unit * w.norm() + 0.1 * unit * scale
         error = (a.double() - w).norm()
         assert error <= allowed, f"gradient {at} of {w.norm():.2e}: error {error:.2e}, allowed {allowed:.2e}"
@@ -279,7 +279,6 @@ def check_transformers() -> str:
     """Layers of transformers, recorded."""
     names = ("bert-base-b16", "gpt2", "llama-b8")
     for name in names:
-        print(name, flush=True)
         model, inputs = WORKLOADS[name].build(torch.bfloat16, "cuda")
         model.train().requires_grad_()
         call = hypatia.compile(model)

@@ -184,7 +184,9 @@ impl NativePlan {
         let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
         Ok(BoundPlan {
-            inputs: expected(&self.plan.inputs),
+            inputs: (self.plan.inputs.iter())
+                .map(|id| Expected::seen(&self.plan, *id))
+                .collect(),
             outputs: expected(&self.plan.outputs),
             watched,
             exchange,

@@ -30,6 +30,7 @@ pub struct Shim {
         unsafe extern "C" fn(*mut c_void, i64, *const i64, *const i64, i64, i32, i32, i32, *mut Handle) -> Status,
     copy: unsafe extern "C" fn(Handle, Handle, i32) -> Status,
     delete: unsafe extern "C" fn(Handle) -> Status,
+    again: unsafe extern "C" fn(Handle, *mut Handle) -> Status,
     new_list: unsafe extern "C" fn(usize, *mut Handle) -> Status,
     push: unsafe extern "C" fn(Handle, Item) -> Status,
     new_item: NewItem,
@@ -104,6 +105,7 @@ impl Shim {
                 from_blob: find(library, "aoti_torch_create_tensor_from_blob")?,
                 copy: find(library, "aoti_torch_copy_")?,
                 delete: find(library, "aoti_torch_delete_tensor_object")?,
+                again: find(library, "aoti_torch_new_tensor_handle")?,
                 new_list: find(library, "torch_new_list_reserve_size")?,
                 push: find(library, "torch_list_push_back")?,
                 new_item,
@@ -290,13 +292,26 @@ impl DispatcherCall {
 
 impl Call for DispatcherCall {
     unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<()> {
+        let shim = self.shim;
         let mut stack: Vec<Item> = Vec::with_capacity(self.arguments.len().max(self.returns));
+        // Ops return references to the tensors that they write, and torch drops its arguments before it takes what they
+        // return: somebody else must own those tensors.
+        let mut owned = Owned {
+            shim,
+            handles: smallvec::SmallVec::new(),
+        };
         for argument in &self.arguments {
             // SAFETY: by the caller.
-            stack.push(unsafe { self.item(argument, reads, writes)? });
+            let item = unsafe { self.item(argument, reads, writes)? };
+            stack.push(item);
+            if let Argument::Out(_) = argument {
+                let mut again = null_mut();
+                // SAFETY: a handle that was just made, and a place for another.
+                shim.done(unsafe { (shim.again)(item as Handle, &mut again) }, "a tensor")?;
+                owned.handles.push(again);
+            }
         }
         stack.resize(stack.len().max(self.returns), 0);
-        let shim = self.shim;
         // SAFETY: the stack holds what the schema says; torch takes it over and leaves new handles.
         let status = unsafe { (shim.call)(self.op.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr()) };
         shim.done(status, &self.op.to_string_lossy())?;
@@ -317,5 +332,20 @@ impl Call for DispatcherCall {
             }
         }
         result
+    }
+}
+
+/// Tensors that live to the end of a call.
+struct Owned<'a> {
+    shim: &'a Shim,
+    handles: smallvec::SmallVec<[Handle; 3]>,
+}
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        for handle in &self.handles {
+            // SAFETY: handles that nobody else has; a failure could not be handled.
+            unsafe { (self.shim.delete)(*handle) };
+        }
     }
 }
