@@ -31,6 +31,11 @@ const PLANNED: &[(&str, usize)] = &[
         4,
     ),
     ("(tuple (relu (addmm b:[9] x:[5,7] w:[7,9])) (mm y:[2,7] w))", 2),
+    // Two products that are added: one step takes the other's result.
+    (
+        "(tuple (add (linear w1:[9,7] none (tanh x:[5,7])) (linear w2:[9,8] none (tanh y:[5,8]))))",
+        4,
+    ),
     ("(tuple (add (mul (exp x:[3,4,5]) y:[4,1]) 1.5))", 1),
     ("(tuple (where (gt x:[9] 0.25) (sub x 1.0) (clamp x none 0.0)))", 1),
     ("(tuple (tanh x:[6,7]) (sigmoid x))", 2),

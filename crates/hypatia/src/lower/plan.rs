@@ -351,7 +351,9 @@ impl<'a> Lowering<'a> {
             let alike = self.program.ty(other) == self.program.ty(tail.last);
             // cuBLASLt adds before the activation.
             let last = self.plan.machine == Machine::Cpu || tail.activation == Activation::None;
-            if alike && last && !self.is_attr(other) && other != tail.last {
+            // Of two products that are added, one takes the sum over.
+            let free = !self.tails.contains_key(&user);
+            if alike && last && free && !self.is_attr(other) && other != tail.last {
                 tail.residual = Some(other);
                 tail.last = user;
             }
