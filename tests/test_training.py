@@ -204,7 +204,7 @@ def test_training_goes_as_eagers_does() -> None:
 
 @pytest.mark.usefixtures("plans")
 def test_passes_in_16_bits_are_kept() -> None:
-    # Layer norms keep means in fp32, which are as uncertain as what they are the means of. Calls into torch are
+    # Layer norms keep means in fp32, as uncertain as what they are the means of. Calls into torch are
     # repeated, since a tensor that is freed too early is seen only by chance.
     torch.manual_seed(0)
     model, x = GPTLayer(32, 4, 64).bfloat16(), torch.randn(2, 4, 32).bfloat16()

@@ -64,6 +64,9 @@ def _python(
         if kept is not None:
             results = [results[i] for i in kept]
         for write, result in zip(writes, results, strict=True):
+            if result.device != write.device:
+                # Fake tensors do not tell where random states lie.
+                raise RuntimeError(f"a result of {target} is on {result.device}, not on {write.device}")
             write.copy_(result)
 
     return run

@@ -190,7 +190,9 @@ class NativeGraph:
             if hasattr(reason, "add_note"):
                 reason.add_note(f"hypatia: {error}")
             raise
-        log.warning("the native plan is not used any more: %s", error)
+        # Before the first call is over, that is no surprise.
+        level = logging.WARNING if self.settled else logging.INFO
+        log.log(level, "the native plan is not used any more: %s", error)
         self.native = False
         return results
 

@@ -38,7 +38,8 @@ class Planner:
         saved: bool = False,
     ) -> None:
         self.most = options.weight_copies
-        self.split = options.fp32_products == "auto"
+        # In training a ReLU is on or off by the last digit, and gradients show that.
+        self.split = options.fp32_products == "auto" and not saved
         self.saved = saved
         """Results are kept for a backward pass: they may be inputs and views, and share memory."""
         self._layouts = json.dumps(_layouts(captured)) if saved else None

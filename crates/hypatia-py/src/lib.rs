@@ -195,6 +195,7 @@ fn parse_layouts(text: Option<&str>) -> PyResult<Layouts> {
 
 /// The plan of a program that was kept, over the captured graph that it came from.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 #[pyo3(signature = (graph, kept, sizes, saved = false, keep = vec![], masked = vec![], layouts = None))]
 fn kept_plan(
     py: Python<'_>,

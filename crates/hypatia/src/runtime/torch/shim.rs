@@ -31,6 +31,7 @@ pub struct Shim {
     copy: unsafe extern "C" fn(Handle, Handle, i32) -> Status,
     delete: unsafe extern "C" fn(Handle) -> Status,
     again: unsafe extern "C" fn(Handle, *mut Handle) -> Status,
+    device: unsafe extern "C" fn(Handle, *mut i32) -> Status,
     new_list: unsafe extern "C" fn(usize, *mut Handle) -> Status,
     push: unsafe extern "C" fn(Handle, Item) -> Status,
     new_item: NewItem,
@@ -106,6 +107,7 @@ impl Shim {
                 copy: find(library, "aoti_torch_copy_")?,
                 delete: find(library, "aoti_torch_delete_tensor_object")?,
                 again: find(library, "aoti_torch_new_tensor_handle")?,
+                device: find(library, "aoti_torch_get_device_type")?,
                 new_list: find(library, "torch_new_list_reserve_size")?,
                 push: find(library, "torch_list_push_back")?,
                 new_item,
@@ -156,6 +158,27 @@ impl Shim {
         };
         self.done(status, "a tensor")?;
         Ok(handle)
+    }
+
+    /// Copies a tensor of torch's.
+    ///
+    /// # Safety
+    /// The memory is there, and so is the tensor.
+    unsafe fn copied(&self, write: &Strided<'_>, from: Handle) -> Result<()> {
+        let mut device = 0;
+        // SAFETY: a tensor, and a place to write to.
+        self.done(unsafe { (self.device)(from, &mut device) }, "a device")?;
+        if device != if write.gpu.is_some() { self.cuda } else { self.cpu } {
+            // Fake tensors do not tell where random states lie.
+            return Err(broken("a result is on another device"));
+        }
+        // SAFETY: both are tensors; the copy checks their sizes.
+        unsafe {
+            let to = self.tensor(write)?;
+            let status = (self.copy)(to, from, 0);
+            (self.delete)(to);
+            self.done(status, "copying a result")
+        }
     }
 
     fn dtype(&self, dtype: DType) -> Result<i32> {
@@ -319,12 +342,8 @@ impl Call for DispatcherCall {
         for (i, item) in stack.iter().take(self.returns).enumerate() {
             let handle = *item as Handle;
             if let (false, Some(write), true) = (self.out, writes.get(i), result.is_ok()) {
-                // SAFETY: both are tensors; the copy checks their sizes.
-                result = unsafe { shim.tensor(write) }.and_then(|to| unsafe {
-                    let status = (shim.copy)(to, handle, 0);
-                    (shim.delete)(to);
-                    shim.done(status, "copying a result")
-                });
+                // SAFETY: by the caller; a handle of torch's.
+                result = unsafe { shim.copied(write, handle) };
             }
             if !handle.is_null() {
                 // SAFETY: a handle that nobody else has.
