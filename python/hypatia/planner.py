@@ -26,6 +26,10 @@ PLAN = "hypatia_plan"
 """Key of a graph's metadata: what makes its native plans."""
 
 
+CLOSE = 1.03
+"""A plan that takes so many times as long as torch is as good as equal."""
+
+
 class Planner:
     """Makes the native plans of a graph: one for each set of sizes."""
 

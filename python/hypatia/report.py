@@ -179,7 +179,8 @@ class GraphReport:
             best = min(self.times, key=self.times.__getitem__)
             names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
             each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
-            kept = "the plan is kept" if best == "plan" else f"dropped, {names[best]} faster"
+            near = self.times["plan"] <= planner.CLOSE * self.times[best]
+            kept = "the plan is kept" if near else f"dropped, {names[best]} faster"
             lines.append(f"  native    {each}: {kept}")
         if self.memory is not None or self.folded:
             values, packed = (n / 2**20 for n in self.memory or (0, 0))

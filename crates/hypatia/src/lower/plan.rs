@@ -7,6 +7,8 @@ mod inline;
 mod joined;
 mod layouts;
 mod pointwise;
+mod products;
+mod results;
 mod views;
 
 use std::collections::BTreeMap;
@@ -19,14 +21,14 @@ use crate::ir::node::Op;
 use crate::ir::program::Program;
 use crate::ops::table;
 use crate::optimize::Optimized;
-use crate::runtime::cpu::linear::Activation;
-use crate::runtime::plan::{Gradient, LinearStep, Machine, Operand, Plan, Task, Value, ValueId};
+use crate::runtime::plan::{Machine, Operand, Plan, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
 pub use calls::{CallOperand, TorchCall};
 use gradients::Gate;
 use inline::Inlined;
 pub use layouts::Layouts;
-use serde::Serialize;
+use products::Tail;
+pub use results::Returned;
 
 /// A plan, and what its inputs and constants are in the program that it came from.
 #[derive(Debug)]
@@ -45,23 +47,6 @@ pub struct Lowered {
     pub keeps: Vec<usize>,
     /// Inputs of the plan that serve as the mask of a ReLU, and only so where their mask can be given instead.
     pub masks: Vec<usize>,
-}
-
-/// A result of a program: an output or an input of its plan, as it is or seen otherwise.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Returned {
-    /// True for an input.
-    pub given: bool,
-    /// Its place among the plan's inputs or outputs.
-    pub at: usize,
-    /// Elements before the first.
-    pub offset: usize,
-    /// Sizes.
-    pub shape: Vec<usize>,
-    /// Strides.
-    pub strides: Vec<isize>,
-    /// True if it is what is given or written, and no view.
-    pub whole: bool,
 }
 
 /// What a plan is to be made for.
@@ -121,13 +106,6 @@ fn device_of(program: &Program) -> Result<Device> {
         }
     }
     Ok(found.unwrap_or_default())
-}
-
-/// A linear layer and the nodes that its step takes over.
-struct Tail {
-    last: Id,
-    activation: Activation,
-    residual: Option<Id>,
 }
 
 struct Lowering<'a> {
@@ -259,45 +237,6 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// A result that is kept for a backward pass.
-    fn returned(&mut self, id: Id) -> Result<Returned> {
-        let operand = self.operand(id)?;
-        if let Some(at) = self.plan.inputs.iter().position(|v| *v == operand.value) {
-            return Ok(self.seen(&operand, true, at));
-        }
-        if self.plan.constants.contains(&operand.value) {
-            return Err(no_plan("a result that is made of weights only"));
-        }
-        let known = self.plan.outputs.iter().position(|v| *v == operand.value);
-        let at = known.unwrap_or_else(|| {
-            self.plan.outputs.push(operand.value);
-            self.plan.outputs.len() - 1
-        });
-        let whole =
-            operand.is_dense() && operand.shape.iter().product::<usize>() == self.plan.values[operand.value].numel();
-        // Products and torch know a value by its shape.
-        let fixed = self.plan.steps.iter().any(|s| {
-            let torch = matches!(s, Task::Torch(t) if t.writes.contains(&operand.value));
-            torch || s.weights().contains(&operand.value)
-        });
-        if known.is_none() && whole && !fixed {
-            // Made in the shape in which it is wanted, it needs no view.
-            self.plan.values[operand.value].shape.clone_from(&operand.shape);
-        }
-        Ok(self.seen(&operand, false, at))
-    }
-
-    fn seen(&self, operand: &Operand, given: bool, at: usize) -> Returned {
-        Returned {
-            whole: operand.offset == 0 && operand.is_dense() && self.plan.values[operand.value].shape == operand.shape,
-            given,
-            at,
-            offset: operand.offset,
-            shape: operand.shape.clone(),
-            strides: operand.strides.clone(),
-        }
-    }
-
     fn is_attr(&self, id: Id) -> bool {
         matches!(self.program.node(id).op, Op::Attr(_))
     }
@@ -324,59 +263,6 @@ impl<'a> Lowering<'a> {
     fn user(&self, id: Id) -> Option<Id> {
         let user = self.users[usize::from(id)];
         (self.uses[usize::from(id)] == 1 && user != self.program.root).then_some(user)
-    }
-
-    /// What a linear layer's step takes over: an activation, then an addition of the same shape.
-    fn follow(&mut self, linear: Id) {
-        let mut tail = Tail {
-            last: linear,
-            activation: Activation::None,
-            residual: None,
-        };
-        if let Some(user) = self.user(tail.last)
-            && let Some(activation) = activation(self.name(user))
-            && self.takes(linear, activation)
-        {
-            tail = Tail {
-                last: user,
-                activation,
-                residual: None,
-            };
-        }
-        if let Some(user) = self.user(tail.last)
-            && self.name(user) == "add"
-            && let [a, b] = self.program.node(user).children[..]
-        {
-            let other = if a == tail.last { b } else { a };
-            let alike = self.program.ty(other) == self.program.ty(tail.last);
-            // cuBLASLt adds before the activation.
-            let last = self.plan.machine == Machine::Cpu || tail.activation == Activation::None;
-            // Of two products that are added, one takes the sum over.
-            let free = !self.tails.contains_key(&user);
-            if alike && last && free && !self.is_attr(other) && other != tail.last {
-                tail.residual = Some(other);
-                tail.last = user;
-            }
-        }
-        let mut at = linear;
-        while at != tail.last {
-            self.inside[usize::from(at)] = true;
-            match self.user(at) {
-                Some(user) => at = user,
-                None => break,
-            }
-        }
-        self.tails.insert(tail.last, (linear, tail));
-    }
-
-    /// Whether the kernel of a linear layer takes an activation over.
-    fn takes(&self, linear: Id, activation: Activation) -> bool {
-        match (self.plan.machine, activation) {
-            (Machine::Cpu, _) | (_, Activation::Relu) => true,
-            // cuBLASLt's tanh is exact enough for 16 bits only.
-            (Machine::Cuda, Activation::GeluTanh) => self.shape(linear).is_ok_and(|(_, d)| d != DType::F32),
-            _ => false,
-        }
     }
 
     /// Marks the pointwise nodes that are computed inside the region of a node; before an op on rows, only
@@ -461,34 +347,6 @@ impl<'a> Lowering<'a> {
         Ok(copy)
     }
 
-    /// The value of a result: one that a step writes for it alone.
-    fn result(&mut self, id: Id) -> Result<ValueId> {
-        let operand = self.operand(id)?;
-        let value = &self.plan.values[operand.value];
-        let whole = operand.is_dense() && value.numel() == operand.shape.iter().product::<usize>();
-        let written = self.plan.steps.iter().any(|s| s.writes().contains(&operand.value));
-        if whole && written && !self.plan.outputs.contains(&operand.value) {
-            return Ok(operand.value);
-        }
-        if !written {
-            // Eager gives the memory of an input away; a copy would not be the same thing.
-            return Err(no_plan("a result that no step writes"));
-        }
-        self.copied(id, &operand)
-    }
-
-    /// Rows of a product's operand or of what is added to it: how many and how far apart.
-    fn row_operand(&mut self, id: Id) -> Result<(Operand, usize, usize)> {
-        let operand = self.operand(id)?;
-        let operand = if operand.rows().is_some() {
-            operand
-        } else {
-            self.dense(id)?
-        };
-        let (count, stride) = operand.rows().ok_or_else(|| no_plan("rows without columns"))?;
-        Ok((operand, count, stride))
-    }
-
     fn step(&mut self, id: Id) -> Result<()> {
         if let Some((linear, tail)) = self.tails.remove(&id) {
             return self.linear(id, linear, &tail);
@@ -517,101 +375,4 @@ impl<'a> Lowering<'a> {
             },
         }
     }
-
-    /// The operands of a product with a frozen matrix.
-    fn product(&self, id: Id) -> Option<Product> {
-        let children = &self.program.node(id).children;
-        let (w, b, x, transposed) = match (self.name(id), &children[..]) {
-            ("linear", &[w, b, x]) => (w, (!self.is_attr(b)).then_some(b), x, false),
-            ("addmm", &[b, x, m]) => (m, Some(b), x, true),
-            ("mm", &[x, m]) => (m, None, x, true),
-            _ => return None,
-        };
-        let weight = |id: Id| self.source.weight[usize::from(id)];
-        let (shape, dtype) = self.shape(w).ok()?;
-        let columns = *if transposed { shape.last() } else { shape.first() }?;
-        let (gpu, empty) = (self.plan.machine == Machine::Cuda, self.shape(id).ok()?.0.contains(&0));
-        let constant = |id: Id| gpu || weight(id);
-        let bias = b.is_none_or(|b| constant(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
-        let served = match dtype {
-            DType::F32 | DType::BF16 => true,
-            DType::F16 => gpu,
-            _ => false,
-        };
-        // cuBLASLt has no empty products.
-        let filled = !gpu || !(empty || shape.contains(&0));
-        (constant(w) && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
-    }
-
-    fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
-        let product = self
-            .product(linear)
-            .ok_or_else(|| no_plan("a product of another form"))?;
-        let (x, m, x_stride, x_transposed) = self.left(product.x)?;
-        let (w, flipped) = self.right(product.w)?;
-        let b = product.b.map(|b| self.whole(b)).transpose()?;
-        let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
-        let y = self.new_value(id)?;
-        self.plan.steps.push(Task::Linear(LinearStep {
-            x,
-            x_stride,
-            m,
-            w,
-            transposed: product.transposed != flipped,
-            b,
-            r: r.map(|(operand, _, stride)| (operand, stride)),
-            activation: tail.activation,
-            y,
-            gradient: Gradient {
-                x_transposed,
-                ..Gradient::default()
-            },
-        }));
-        Ok(())
-    }
-
-    /// A product's right factor, and whether its transpose lies there.
-    fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
-        let operand = self.operand(id)?;
-        if self.plan.machine == Machine::Cuda && !operand.is_dense() && operand.shape.len() == 2 {
-            let lying = operand.permuted(&[1, 0]);
-            if lying.is_dense() && lying.offset == 0 && self.plan.values[lying.value].shape == lying.shape {
-                return Ok((lying.value, true));
-            }
-        }
-        Ok((self.whole(id)?, false))
-    }
-
-    /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.
-    fn left(&mut self, id: Id) -> Result<(Operand, usize, usize, bool)> {
-        let operand = self.operand(id)?;
-        if self.plan.machine == Machine::Cuda && operand.shape.len() == 2 && operand.rows().is_none() {
-            let lying = operand.permuted(&[1, 0]);
-            if let Some((_, stride)) = lying.rows() {
-                return Ok((lying, operand.shape[0], stride, true));
-            }
-        }
-        let (operand, m, stride) = self.row_operand(id)?;
-        Ok((operand, m, stride, false))
-    }
-}
-
-/// A product with a frozen matrix, and a bias.
-struct Product {
-    w: Id,
-    b: Option<Id>,
-    x: Id,
-    transposed: bool,
-}
-
-fn activation(name: &str) -> Option<Activation> {
-    Some(match name {
-        "relu" => Activation::Relu,
-        "gelu" => Activation::Gelu,
-        "gelu_tanh" => Activation::GeluTanh,
-        "silu" => Activation::Silu,
-        "sigmoid" => Activation::Sigmoid,
-        "tanh" => Activation::Tanh,
-        _ => return None,
-    })
 }
