@@ -140,9 +140,10 @@ bench-cpu: build $(HYPATIA_VENV)/.peers ## speed on this CPU beside all peers; r
 	@$(BIN)/python bench/cpu.py
 
 .PHONY: bench-gpu
-bench-gpu: build ## products and models on a GPU beside their peers; one line where there is none
+bench-gpu: build ## products, models and training on a GPU beside their peers; one line where there is none
 	@$(BIN)/python tests_gpu/bench.py
 	@$(BIN)/python tests_gpu/models.py
+	@$(BIN)/python tests_gpu/training.py
 
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs

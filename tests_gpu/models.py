@@ -162,22 +162,27 @@ def measured(
     return cells
 
 
+def options(description: str | None, dtypes: list[str], file: str) -> argparse.ArgumentParser:
+    """What benchmarks of models are asked."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", nargs="+", default=[], help="cases whose names have one of these words")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=dtypes)
+    parser.add_argument("--without", nargs="+", default=[], help="backends to leave out")
+    parser.add_argument("--json", type=Path, default=Path("bench/out", file))
+    return parser
+
+
 def main() -> int:
     """All of them; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], help="cases whose names have one of these words")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser = options(__doc__, list(DTYPES), "gpu.json")
     parser.add_argument("--autotune", action="store_true", help="Inductor's max-autotune too: minutes")
-    parser.add_argument("--without", nargs="+", default=[], help="backends to leave out")
-    parser.add_argument("--json", type=Path, default=Path("bench/out/gpu.json"))
     arguments = parser.parse_args()
     if reason := cuda.available():
         print(f"no GPU benchmark: {reason}")
         return 0
     warnings.simplefilter("ignore")
-    known = WORKLOADS if isinstance(WORKLOADS, dict) else {w.name: w for w in WORKLOADS}
     cases: list[tuple[str, Any, MLPShape | None]] = [(s.name, s.workload(), s) for s in NINE_MLPS]
-    cases += [(name, known[name], None) for name in MODELS if name in known]
+    cases += [(name, WORKLOADS[name], None) for name in MODELS]
     rows: list[dict[str, Any]] = []
     for dtype in arguments.dtype:
         for name, workload, shape in cases:

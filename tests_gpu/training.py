@@ -8,7 +8,6 @@ in turns. Gradients are thrown away before each step. Every gradient is compared
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import json
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import DTYPES, SMALL, block, first
+from models import DTYPES, SMALL, block, first, options
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
@@ -203,12 +202,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """All of them; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], help="cases whose names have one of these words")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16"])
-    parser.add_argument("--without", nargs="+", default=[], help="backends to leave out")
-    parser.add_argument("--json", type=Path, default=Path("bench/out/gpu-training.json"))
-    arguments = parser.parse_args()
+    arguments = options(__doc__, ["bf16"], "gpu-training.json").parse_args()
     if reason := cuda.available():
         print(f"no GPU benchmark: {reason}")
         return 0

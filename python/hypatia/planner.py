@@ -46,7 +46,7 @@ class Planner:
         self.split = options.fp32_products == "auto" and not saved
         self.saved = saved
         """Results are kept for a backward pass: they may be inputs and views, and share memory."""
-        self._layouts = json.dumps(_layouts(captured)) if saved else None
+        self._layouts = _layouts(captured) if saved else {}
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -58,7 +58,8 @@ class Planner:
     def _plan(
         self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
     ) -> _native.NativePlan:
-        return self.optimization.plan(sizes, self.saved, list(keep), list(masked), self._layouts)
+        wish = {"sizes": sizes, "saved": self.saved, "layouts": self._layouts}
+        return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
 
     def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
         """The plan that keeps masks beside these outputs, or takes them beside these inputs."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,15 +28,8 @@ class Optimization(Protocol):
     def report(self) -> str:
         """What was done, as JSON."""
 
-    def plan(
-        self,
-        sizes: dict[str, int],
-        saved: bool = False,
-        keep: Sequence[int] = (),
-        masked: Sequence[int] = (),
-        layouts: str | None = None,
-    ) -> _native.NativePlan:
-        """The program as a native plan at given sizes; see ``_native.Optimization.plan``."""
+    def plan(self, wish: str) -> _native.NativePlan:
+        """The program as a native plan for what is asked, as JSON; see ``_native.Optimization.plan``."""
 
     def graphs(self) -> str:
         """The programs in and out as lists of nodes, as JSON."""
@@ -74,17 +66,10 @@ class _Kept:
     def report(self) -> str:
         return self._report
 
-    def plan(
-        self,
-        sizes: dict[str, int],
-        saved: bool = False,
-        keep: Sequence[int] = (),
-        masked: Sequence[int] = (),
-        layouts: str | None = None,
-    ) -> _native.NativePlan:
+    def plan(self, wish: str) -> _native.NativePlan:
         if self._program is None:
-            return self._again.plan(sizes, saved, keep, masked, layouts)
-        return _native.kept_plan(self._source[0], self._program, sizes, saved, keep, masked, layouts)
+            return self._again.plan(wish)
+        return _native.kept_plan(self._source[0], self._program, wish)
 
     def graphs(self) -> str:
         return self._again.graphs()

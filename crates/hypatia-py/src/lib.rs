@@ -10,7 +10,6 @@ mod tensor;
 mod tuning;
 mod watch;
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hypatia::cost::Target;
@@ -18,7 +17,7 @@ use hypatia::ir::captured::Captured;
 use hypatia::ir::kept::Kept;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
-use hypatia::lower::plan::{Layouts, Wish};
+use hypatia::lower::plan::Wish;
 use hypatia::rules::{Numerics, soundness};
 use hypatia::{Optimized, Options, report};
 use pyo3::create_exception;
@@ -108,26 +107,12 @@ impl Optimization {
         guarded(py, || json(&self.optimized.report()))
     }
 
-    /// The program as a native plan at given values of its symbols; an error says why there is none. A plan of a training
-    /// step may return inputs and views (`saved`), keep masks beside outputs and take masks beside inputs.
-    #[pyo3(signature = (sizes = BTreeMap::new(), saved = false, keep = vec![], masked = vec![], layouts = None))]
-    fn plan(
-        &self,
-        py: Python<'_>,
-        sizes: BTreeMap<String, i64>,
-        saved: bool,
-        keep: Vec<usize>,
-        masked: Vec<usize>,
-        layouts: Option<&str>,
-    ) -> PyResult<plan::NativePlan> {
-        let wish = Wish {
-            sizes,
-            saved,
-            keep,
-            masked,
-            layouts: parse_layouts(layouts)?,
-        };
+    /// The program as a native plan; an error says why there is none. What it is for is JSON: values of symbols (`sizes`);
+    /// for a training step that results may be inputs and views (`saved`), how tensors lie (`layouts`), and which masks are
+    /// kept beside outputs (`keep`) or taken beside inputs (`masked`).
+    fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
         guarded(py, || {
+            let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
             let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
         })
@@ -187,36 +172,13 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
     })
 }
 
-fn parse_layouts(text: Option<&str>) -> PyResult<Layouts> {
-    text.map_or(Ok(Layouts::default()), |t| {
-        serde_json::from_str(t).map_err(|e| PyValueError::new_err(e.to_string()))
-    })
-}
-
 /// The plan of a program that was kept, over the captured graph that it came from.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-#[pyo3(signature = (graph, kept, sizes, saved = false, keep = vec![], masked = vec![], layouts = None))]
-fn kept_plan(
-    py: Python<'_>,
-    graph: &str,
-    kept: &str,
-    sizes: BTreeMap<String, i64>,
-    saved: bool,
-    keep: Vec<usize>,
-    masked: Vec<usize>,
-    layouts: Option<&str>,
-) -> PyResult<plan::NativePlan> {
-    let wish = Wish {
-        sizes,
-        saved,
-        keep,
-        masked,
-        layouts: parse_layouts(layouts)?,
-    };
+fn kept_plan(py: Python<'_>, graph: &str, kept: &str, wish: &str) -> PyResult<plan::NativePlan> {
     guarded(py, || {
         let captured: Captured = serde_json::from_str(graph).map_err(failed)?;
         let kept: Kept = serde_json::from_str(kept).map_err(failed)?;
+        let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
         let source = import::import(&captured).map_err(failed)?;
         let (program, weights) = kept.program(&source.leaves).map_err(failed)?;
         let results = captured.outputs.len();

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use egg::{Id, Language};
 use rustc_hash::FxHashMap;
+use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::ir::node::Op;
@@ -50,7 +51,8 @@ pub struct Lowered {
 }
 
 /// What a plan is to be made for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Wish {
     /// Values of symbols.
     pub sizes: BTreeMap<String, i64>,

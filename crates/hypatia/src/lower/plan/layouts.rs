@@ -13,7 +13,7 @@ use crate::ty::DType;
 
 /// Strides in eager, by names of captured nodes; none for tensors without gaps in the usual order.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Layouts {
     /// Of the results of inputs and of calls that only torch knows.
     pub results: BTreeMap<String, Vec<Option<Vec<isize>>>>,
