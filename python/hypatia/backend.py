@@ -32,6 +32,8 @@ _REMEMBERED = 64
 _reports: list[GraphReport] = []
 _collectors: list[list[GraphReport]] = []
 _lock = threading.Lock()
+_compiling = threading.RLock()
+"""Graphs are compiled one at a time: fake tensors are not made for several threads."""
 
 
 def hypatia(
@@ -61,7 +63,7 @@ def hypatia(
     settings = {"cse": False}
     if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
-    with torch._functorch.config.patch(settings):
+    with _compiling, torch._functorch.config.patch(settings):
         return compiler(gm, example_inputs)
 
 
@@ -104,7 +106,8 @@ def _compile_part(
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     plain = _plain(gm, kind, metadata)
-    optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
+    with _compiling:
+        optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
     guard: Guard | None = None
     forward = _runnable(optimized)
     if report is not None and options.checksum_mode != "off":
