@@ -252,3 +252,70 @@ def test_a_plan_that_loses_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(asked) == 2
     assert compiled.reports[0].times == {"plan": 1.0, "graph": 2.0, "eager": 2.0}
     assert compiled._last.native is not None
+
+
+@pytest.mark.parametrize("by", ["never_eager", "plans"])
+def test_both_passes_as_one_call(by: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(by)
+    torch.manual_seed(0)
+    model, x, g = Layers(), torch.randn(5, 12), torch.randn(5, 8)
+    call = hypatia.compile(model)
+    want = gradients(model, model, x, x)
+    for direct in (False, False, True):
+        model.zero_grad()
+        for _ in range(2):
+            loss = call.step(x, loss=lambda y: y.square().sum())
+        torch.testing.assert_close([p.grad for p in model.parameters()], want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(loss, model(x).square().sum().detach(), rtol=1e-4, atol=1e-4)
+        assert not loss.requires_grad
+        assert not direct or call._last_trained.is_direct()
+    model.zero_grad()
+    model(x).backward(g)
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    # A gradient that does not lie densely.
+    result = call.step(x, gradient=g.t().contiguous().t())
+    torch.testing.assert_close([p.grad for p in model.parameters()], want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result, model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_what_one_call_does_not_serve_is_autograds() -> None:
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(5, 12)
+    call = hypatia.compile(model)
+    loss = torch.Tensor.sum
+    for _ in range(3):
+        call.step(x, loss=loss)
+    seen = []
+    hook = model.first.weight.register_hook(lambda grad: seen.append(grad.shape))
+    call.step(x, loss=loss)
+    assert seen == [model.first.weight.shape]
+    hook.remove()
+    given = x.clone().requires_grad_()
+    for _ in range(3):
+        call.step(given, loss=loss)
+    assert given.grad is not None
+    with pytest.raises(TypeError, match="a loss or the gradient"):
+        call.step(x)
+    with pytest.raises(RuntimeError, match="shape"):
+        call.step(x, gradient=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "function", [F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.sigmoid, torch.tanh]
+)
+@pytest.mark.usefixtures("plans")
+def test_gradients_of_activations(function: Any) -> None:
+    class Activated(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(function(self.first(x)))
+
+    torch.manual_seed(0)
+    model, x = Activated().double(), torch.randn(5, 12).double()
+    call = hypatia.compile(model)
+    for _ in range(2):
+        assert_same(model, call, x)
+    backward = call._last_trained.step._graphs[1].latest()
+    assert any(step.startswith("pointwise") for step in backward.steps)
+    assert not any("backward" in step for step in backward.steps)

@@ -6,12 +6,17 @@ function ``check_*`` of a module beside this one; it returns a line to show, or 
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+SLOW = 240
+"""Seconds after which a check shows where it is."""
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
@@ -24,17 +29,23 @@ def main(words: list[str]) -> int:
     if reason := cuda.available():
         print(f"no GPU checks: {reason}")
         return 0
+    # A word of torch's about itself, once a compilation.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
     failures = 0
     for name, check in _checks():
         if words and not any(word in name for word in words):
             continue
         start = time.perf_counter()
+        faulthandler.dump_traceback_later(SLOW)
         try:
             said = check() or ""
         except Exception:
             failures += 1
-            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+            taken = time.perf_counter() - start
+            print(f"FAILED {name} ({taken:.1f} s)\n{traceback.format_exc()}", flush=True)
             continue
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         print(f"ok     {name} ({time.perf_counter() - start:.1f} s) {said}", flush=True)
     print(f"{failures} failed" if failures else "all passed", flush=True)
     return int(failures > 0)

@@ -130,10 +130,10 @@ def check_ops(device: str = "cuda") -> str:
 
 
 def _register() -> None:
-    import hypatia
+    from hypatia.backend import hypatia
 
     if "hypatia_checked" not in torch._dynamo.list_backends(exclude_tags=()):
-        torch._dynamo.register_backend(hypatia.backend.hypatia, name="hypatia_checked")
+        torch._dynamo.register_backend(hypatia, name="hypatia_checked")
 
 
 _register()

@@ -275,8 +275,75 @@ def check_fused_modules() -> str:
     return "2 modules"
 
 
+class Normed(nn.Module):
+    """A layer between two norms."""
+
+    def __init__(self, width: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.layer, self.second = norm(width), nn.Linear(width, width), norm(width)
+        for p in (*self.first.parameters(), *self.second.parameters()):
+            nn.init.normal_(p, 1.0, 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """With something added around the layer."""
+        return self.second(x + self.layer(self.first(x)))
+
+
+def check_norms() -> str:
+    """Norms of odd and of large widths, few rows and many, in three dtypes, by own kernels."""
+    done = 0
+    for width, rows in ((1, 5), (7, 1), (33, 300), (768, 2048), (1000, 9), (1024, 64), (1026, 7), (8192, 3)):
+        for norm in (nn.LayerNorm, nn.RMSNorm):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                torch.manual_seed(0)
+                # The second norm of one element is its bias.
+                model = Normed(width, norm).cuda().to(dtype)
+                x = torch.randn(rows, width, device="cuda").to(dtype)
+                call = hypatia.compile(model)
+                try:
+                    with _no_eager(), _always_plans():
+                        for _ in range(3):
+                            _assert_right(model, call, (x,))
+                    graphs = [p.latest() for p in call._last_trained.step._graphs]
+                    assert all(isinstance(g, native.NativeGraph) and g.native for g in graphs)
+                    words = ("with statistics", "backward over")
+                    pairs = zip(graphs, words, strict=True)
+                    assert all(sum(word in s for s in g.steps) == 2 for g, word in pairs), graphs[1].steps
+                except Exception as error:
+                    raise AssertionError(f"{norm.__name__} of {rows} x {width} in {dtype}") from error
+                done += 1
+    return f"{done} cases"
+
+
+def check_both_passes_as_one_call() -> str:
+    """``step`` adds what autograd adds."""
+    done = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model, x = Layers(torch.relu, 512).cuda().to(dtype), torch.randn(64, 32, device="cuda").to(dtype)
+        call = hypatia.compile(model)
+        target = torch.randn_like(model(x)).detach()
+        with _no_eager(), _always_plans():
+            for _ in range(4):
+                model.zero_grad(set_to_none=True)
+                for _ in range(2):
+                    loss = call.step(x, loss=lambda y, target=target: nn.functional.mse_loss(y, target))
+                ours = [p.grad.clone() for p in model.parameters()]
+        assert call._last_trained.is_direct()
+        model.zero_grad(set_to_none=True)
+        for _ in range(2):
+            expected = nn.functional.mse_loss(model(x), target)
+            expected.backward()
+        unit = torch.finfo(dtype).eps
+        assert abs(loss - expected).item() <= 8 * unit * expected.item()
+        for a, p in zip(ours, model.parameters(), strict=True):
+            assert (a - p.grad).norm().item() <= 16 * unit * p.grad.norm().item()
+        done += 1
+    return f"{done} dtypes"
+
+
 def check_transformers() -> str:
-    """Layers of transformers, recorded."""
+    """Layers of transformers, recorded, both passes by plans."""
     names = ("bert-base-b16", "gpt2", "llama-b8")
     for name in names:
         model, inputs = WORKLOADS[name].build(torch.bfloat16, "cuda")
@@ -285,6 +352,8 @@ def check_transformers() -> str:
         with _no_eager():
             for _ in range(3):
                 _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
+        graphs = [p.latest() for p in call._last_trained.step._graphs]
+        assert all(isinstance(g, native.NativeGraph) and g._only is not None for g in graphs), name
         del model, call
         torch.cuda.empty_cache()
     return ", ".join(names)

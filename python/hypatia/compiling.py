@@ -84,6 +84,39 @@ class CompiledModel:
                 return results[0] if entry.single else entry.structured(results)
         return self._by_name(args, kwargs)
 
+    def step(
+        self,
+        *inputs: torch.Tensor,
+        loss: Callable[[Any], torch.Tensor] | None = None,
+        gradient: torch.Tensor | None = None,
+    ) -> Any:
+        """Forward and backward pass as one: ``loss(model(*inputs)).backward()``, and what the loss is.
+
+        Gradients are added to ``.grad`` as always. Autograd's engine is asked for the loss alone, which saves
+        small models more than half of their time. Instead of a loss, the ``gradient`` of the model's result
+        can be given; then that result is returned. What this form does not serve, hooks of parameters for
+        example, autograd does.
+        """
+        if (loss is None) == (gradient is None):
+            raise TypeError("step takes a loss or the gradient of the model's result")
+        trained = self._last_trained
+        if (
+            trained is not None
+            and trained.accepts(inputs)
+            and trained.is_direct()
+            and not any(t.requires_grad for t in inputs)
+            and torch.is_grad_enabled()
+            and not torch._C._is_any_autocast_enabled()
+        ):
+            return trained.both(inputs, loss, gradient)
+        result = self(*inputs)
+        if loss is None:
+            result.backward(gradient)
+            return result.detach()
+        value = loss(result)
+        value.backward()
+        return value.detach()
+
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch._C._is_any_autocast_enabled():
             return self._by_torch()(*args, **kwargs)
@@ -364,6 +397,51 @@ class _Trained:
             for name, call in forms.items():
                 taken[name].append(once(call))
         return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+    def is_direct(self) -> bool:
+        """Whether both passes can run without autograd: there is one result, and nobody else listens."""
+        step = self.step
+        return (
+            step is not None
+            and step.settled
+            and not self.eager
+            and self._single
+            and step.wanted == [0]
+            and not torch._C._are_functorch_transforms_active()
+            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
+        )
+
+    def both(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        loss: Callable[[Any], Any] | None,
+        gradient: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Both passes; the loss, or the result."""
+        step = self.step
+        leaves = [*step.parameters, *inputs]
+        with torch.no_grad():
+            (result,), saved, besides = step.passes.forward(list(leaves))
+        returned = result
+        if loss is not None:
+            with torch.enable_grad():
+                returned = loss(result.requires_grad_())
+            (gradient,) = torch.autograd.grad(returned, result)
+            returned = returned.detach()
+        elif gradient.shape != result.shape:
+            raise RuntimeError(f"the gradient of a result of {result.shape} has the shape {gradient.shape}")
+        if gradient.stride() != step.strides[0] or gradient.dtype != result.dtype:
+            gradient = gradient.to(result.dtype).contiguous()
+        with torch.no_grad():
+            found = step.passes.backward(saved, besides, [gradient])
+            for leaf, grad in zip(leaves, found, strict=True):
+                if grad is None:
+                    continue
+                if leaf.grad is None:
+                    leaf.grad = grad
+                else:
+                    leaf.grad.add_(grad)
+        return returned
 
     def accepts(self, args: tuple[Any, ...]) -> bool:
         """Whether these inputs and the model are as they were, at a glance."""

@@ -29,7 +29,8 @@ class Recorded:
                 kept.copy_(given)
             # Kernels are loaded and torch's libraries set up before anything is recorded.
             for _ in range(2):
-                bound(side.cuda_stream, *self._inputs)
+                if bound(side.cuda_stream, *self._inputs) is None:
+                    raise RuntimeError("the plan does not run: there is not enough memory")
         torch.cuda.current_stream(index).wait_stream(side)
         with torch.cuda.graph(self._graph), torch.no_grad():
             self._results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)

@@ -11,6 +11,7 @@ use hypatia::runtime::cuda::plan::{Bound as Runnable, Setting};
 use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::plan::{Expected, NativePlan, Watched, call, dispatched, given};
@@ -221,7 +222,8 @@ impl BoundCudaPlan {
             let (object, address) = make()?;
             return Ok((address, Some(object)));
         }
-        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        // Torch may let go of the GIL while it frees or allocates; whoever takes it then must not wait for this with it.
+        let mut arenas = (self.arenas.lock_py_attached(py)).unwrap_or_else(PoisonError::into_inner);
         if let Some((_, address)) = arenas.get(&stream) {
             return Ok((*address, None));
         }

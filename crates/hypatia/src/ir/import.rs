@@ -193,6 +193,7 @@ fn try_call(program: &mut Program, op: OpId, call: &AtenCall, args: &[Bound]) ->
         match (operand, arg) {
             (AtenOperand::Any, _) => {}
             (AtenOperand::Literal(want), Bound::Attr(have)) if same(want, have) => {}
+            (AtenOperand::Flags(want), Bound::List(have)) if flags(have).as_ref() == Some(want) => {}
             (AtenOperand::Number(name), Bound::Attr(a)) if a.number().is_some() || matches!(a, Attr::Int(_)) => {
                 names.insert(name, arg.clone());
             }
@@ -236,6 +237,14 @@ fn try_call(program: &mut Program, op: OpId, call: &AtenCall, args: &[Bound]) ->
         }
     }
     program.op(op, children).ok()
+}
+
+fn flags(items: &[Bound]) -> Option<Vec<bool>> {
+    let flag = |item: &Bound| match item {
+        Bound::Attr(Attr::Bool(b)) => Some(*b),
+        _ => None,
+    };
+    items.iter().map(flag).collect()
 }
 
 /// Literals are equal as numbers too: torch writes 0 and 0.0 alike.

@@ -226,6 +226,7 @@ impl Emitter<'_> {
             .iter()
             .map(|operand| match operand {
                 AtenOperand::Literal(a) => Ok(attr_arg(a)),
+                AtenOperand::Flags(all) => Ok(CapturedArg::List(all.iter().map(|b| CapturedArg::Bool(*b)).collect())),
                 AtenOperand::Any => Ok(CapturedArg::None),
                 AtenOperand::Name(name) | AtenOperand::Number(name) => Ok(self.arg(children[lookup(name)?])),
                 AtenOperand::List(name) => Ok(CapturedArg::List(

@@ -6,9 +6,11 @@ mod gradients;
 mod inline;
 mod joined;
 mod layouts;
+mod norms;
 mod pointwise;
 mod products;
 mod results;
+mod slopes;
 mod views;
 
 use std::collections::BTreeMap;
@@ -368,6 +370,7 @@ impl<'a> Lowering<'a> {
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
             _ if self.column_sum(id).is_some() => self.columns(id),
+            _ if self.norm(id).is_some() => self.norm_step(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);

@@ -7,6 +7,7 @@
 mod args;
 mod conv;
 mod fused;
+mod gradient;
 mod index;
 mod linear;
 mod norm;
@@ -140,6 +141,7 @@ impl Table {
             reduce::rows(),
             linear::rows(),
             norm::rows(),
+            gradient::rows(),
             conv::rows(),
             index::rows(),
             fused::rows(),

@@ -10,7 +10,7 @@ use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
 use crate::ty::{DType, Device, TensorType, Ty};
 
-fn float<'a>(a: &Args<'a>, i: usize) -> Check<&'a TensorType> {
+pub(super) fn float<'a>(a: &Args<'a>, i: usize) -> Check<&'a TensorType> {
     let x = a.t(i)?;
     if x.dtype.is_float() {
         Ok(x)
@@ -27,7 +27,7 @@ fn number(a: &Args, i: usize) -> Check<()> {
 }
 
 /// A parameter, if there is one: of this shape and dtype, on the device of `x`.
-fn parameter(a: &Args, i: usize, x: &TensorType, shape: &[Dim], dtype: DType) -> Check<()> {
+pub(super) fn parameter(a: &Args, i: usize, x: &TensorType, shape: &[Dim], dtype: DType) -> Check<()> {
     match a.opt(i)? {
         Some(w) if w.shape[..] != *shape || w.dtype != dtype || w.device != x.device => {
             Err(format!("parameter {w} does not fit {x}"))

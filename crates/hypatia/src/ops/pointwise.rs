@@ -448,25 +448,6 @@ fn activations() -> Vec<Row> {
             },
             Cost::Map(20.0),
         ),
-        op(
-            "relu_backward",
-            "g:T x:T",
-            &["threshold_backward.default(g, x, 0)"],
-            |a| {
-                let (g, x) = (a.t(0)?, a.t(1)?);
-                if g == x && g.dtype.is_float() {
-                    Ok(Ty::Tensor(g.clone()))
-                } else {
-                    Err(format!("gradient {g} and input {x} must be alike"))
-                }
-            },
-            |v| {
-                zip(&[v.a(0)?, v.a(1)?], v.out_shape()?, |r| {
-                    if r[1] <= 0.0 { 0.0 } else { r[0] }
-                })
-            },
-            Cost::Map(1.0),
-        ),
     ]
 }
 

@@ -107,6 +107,8 @@ pub enum AtenOperand {
     List(String),
     /// Must be equal to this value.
     Literal(Attr),
+    /// Must be a list of these truth values.
+    Flags(Vec<bool>),
     /// May be anything: layouts and devices, which the type of the result decides.
     Any,
 }
@@ -142,6 +144,9 @@ impl AtenCall {
             .filter(|t| !t.is_empty())
             .map(|t| match (t.strip_prefix('*'), t.strip_suffix('#')) {
                 _ if t == "_" => AtenOperand::Any,
+                _ if t.starts_with("[true") => {
+                    AtenOperand::Flags(t.trim_matches(['[', ']']).split(',').map(|f| f == "true").collect())
+                }
                 (Some(list), _) => AtenOperand::List(list.into()),
                 (_, Some(number)) => AtenOperand::Number(number.into()),
                 _ => match Attr::parse(t) {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::arena::Arenas;
 use super::cpu::linear::Packed;
 pub use super::step::{
-    ColumnStep, Gradient, LinearStep, Machine, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId,
+    ColumnStep, Gradient, LinearStep, Machine, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value,
+    ValueId,
 };
 use super::torch::Call;
 use super::tuning::Database;

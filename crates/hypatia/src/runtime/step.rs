@@ -83,6 +83,24 @@ pub struct ColumnStep {
     pub output: ValueId,
 }
 
+/// A norm in a training step: with its statistics, or its gradients.
+#[derive(Debug)]
+pub struct NormStep {
+    /// Rows, and elements of a row.
+    pub rows: usize,
+    /// See there.
+    pub width: usize,
+    /// The mean is taken away, and there is a bias.
+    pub centered: bool,
+    /// What is added to the spread in the forward pass; none in the backward pass.
+    pub eps: Option<f64>,
+    /// Forward: `x`, weight, bias. Backward: gradient, `x`, mean, factor, weight. Without a mean and a bias if it is not
+    /// centered.
+    pub reads: Vec<ValueId>,
+    /// Forward: the result, mean, factor. Backward: gradients of `x`, weight, bias.
+    pub writes: Vec<ValueId>,
+}
+
 /// A fused pointwise region.
 #[derive(Debug)]
 pub struct RegionStep {
@@ -141,6 +159,8 @@ pub enum Task {
     Rows(Box<RowStep>),
     /// Sums over rows, on a GPU.
     Columns(Box<ColumnStep>),
+    /// A norm of a training step, on a GPU.
+    Norm(Box<NormStep>),
     /// A call into torch.
     Torch(TorchStep),
 }
@@ -150,7 +170,16 @@ impl LinearStep {
     pub fn sizes(&self, weight: &[usize]) -> Option<(usize, usize)> {
         match (weight, self.transposed) {
             (&[n, k], false) | (&[k, n], true) => Some((n, k)),
-            _ => None,
+            // A matrix that is kept as something of more dimensions.
+            _ => {
+                let terms = if self.gradient.x_transposed {
+                    self.x.shape.first()
+                } else {
+                    self.x.shape.last()
+                };
+                let (k, all) = (*terms?, weight.iter().product::<usize>());
+                (k > 0 && all.is_multiple_of(k)).then(|| (all / k, k))
+            }
         }
     }
 }
@@ -166,6 +195,7 @@ impl Task {
             Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Columns(c) => vec![c.x.value],
+            Task::Norm(n) => n.reads.clone(),
             Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
         }
     }
@@ -188,6 +218,7 @@ impl Task {
             Task::Region(r) => r.outputs.clone(),
             Task::Rows(r) => vec![r.output],
             Task::Columns(c) => vec![c.output],
+            Task::Norm(n) => n.writes.clone(),
             Task::Torch(t) => t.writes.clone(),
         }
     }
@@ -209,6 +240,11 @@ impl Task {
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
             Task::Columns(c) => format!("column sums of {:?}", c.x.shape),
+            Task::Norm(n) => {
+                let name = if n.centered { "layer_norm" } else { "rms_norm" };
+                let what = if n.eps.is_some() { "with statistics" } else { "backward" };
+                format!("{name} {what} over {:?}", [n.rows, n.width])
+            }
             Task::Torch(t) => t.name.clone(),
         }
     }

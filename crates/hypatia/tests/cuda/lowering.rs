@@ -65,3 +65,47 @@ fn a_norm_without_eps_takes_that_of_what_it_computes_in() {
         lowered.plan.steps
     );
 }
+
+#[test]
+fn a_matrix_may_be_kept_in_more_dimensions() {
+    // The gradient of a weight, of a gradient and an input with two dimensions of rows.
+    let lowered = lowered(
+        "(let g (reshape g:bf16[2,8,24] [16,24]))
+(tuple (mm (permute g [1,0]) (reshape x:bf16[2,8,32] [16,32])))",
+    );
+    let [Task::Linear(step)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    let weight = &lowered.plan.values[step.w].shape;
+    assert_eq!((step.m, step.sizes(weight)), (24, Some((32, 16))), "{weight:?}");
+}
+
+#[test]
+fn norms_of_training_steps_are_kernels() {
+    let forward = lowered(
+        "(let n (native_layer_norm x:bf16[4,32] [32] w:bf16[32] b:bf16[32] 1e-5))
+(tuple (add (getitem n 0) (mul (getitem n 0) (getitem n 2))))",
+    );
+    assert!(matches!(&forward.plan.steps[0], Task::Norm(n) if n.eps == Some(1e-5) && n.centered));
+    let backward = lowered(
+        "(let d (layer_norm_backward g:bf16[4,32] x:bf16[4,32] [32] m:f32[4,1] s:f32[4,1] w:bf16[32] b:bf16[32]))
+(tuple (add (getitem d 0) (getitem d 1)))",
+    );
+    assert!(matches!(&backward.plan.steps[0], Task::Norm(n) if n.eps.is_none() && (n.rows, n.width) == (4, 32)));
+    // Too wide for the registers of a block.
+    let wide = lowered(
+        "(let n (native_layer_norm x:bf16[4,9000] [9000] w:bf16[9000] b:bf16[9000] 1e-5))
+(tuple (add (getitem n 0) (mul (getitem n 0) (getitem n 2))))",
+    );
+    assert!(!wide.plan.steps.iter().any(|s| matches!(s, Task::Norm(_))));
+}
+
+#[test]
+fn gradients_of_activations_are_part_of_regions() {
+    for name in ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"] {
+        let lowered = lowered(&format!(
+            "(tuple (mul 2.0 ({name}_backward g:bf16[4,32] (add 1.0 x:bf16[4,32]))))"
+        ));
+        assert!(matches!(&lowered.plan.steps[..], [Task::Region(_)]), "{name}");
+    }
+}

@@ -3,6 +3,7 @@
 use egg::Id;
 use rustc_hash::FxHashMap;
 
+use super::slopes::is_gradient;
 use super::{Lowering, no_plan};
 use crate::attr::Attr;
 use crate::error::Result;
@@ -42,7 +43,7 @@ impl Lowering<'_> {
         let Ok((shape, _)) = self.shape(id) else {
             return false;
         };
-        if lane(self.name(id)).is_none() && self.name(id) != "relu_backward" {
+        if lane(self.name(id)).is_none() && !is_gradient(self.name(id)) {
             return false;
         }
         let mut made = Making::over(&shape);
@@ -226,17 +227,6 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Zero where the result of a ReLU is, else its gradient.
-    fn gate(&self, id: Id, g: Id, x: Id, made: &mut Making) -> Result<usize> {
-        let (_, dtype) = self.shape(id)?;
-        let (g, x) = (self.code(g, made)?, self.code(x, made)?);
-        let zero = made.constant(0.0, dtype)?;
-        let off = made.push(Instruction::new(Lane::Le, [x, zero]));
-        let place = made.push(Instruction::new(Lane::Where, [off, zero, g]));
-        made.place.insert(id, place);
-        Ok(place)
-    }
-
     pub(super) fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
         if let Some(place) = made.place.get(&id) {
             return Ok(*place);
@@ -244,8 +234,10 @@ impl Lowering<'_> {
         let (_, dtype) = self.shape(id)?;
         let name = self.name(id);
         let children = self.program.node(id).children.clone();
-        if let ("relu_backward", &[g, x]) = (name, &children[..]) {
-            return self.gate(id, g, x, made);
+        if is_gradient(name)
+            && let &[g, x] = &children[..]
+        {
+            return self.slope(id, g, x, made);
         }
         let op = match name {
             "cast" => Lane::Cast(dtype),

@@ -146,7 +146,8 @@ impl Lowering<'_> {
         let operand = self.operand(id)?;
         if self.plan.machine == Machine::Cuda && !operand.is_dense() && operand.shape.len() == 2 {
             let lying = operand.permuted(&[1, 0]);
-            if lying.is_dense() && lying.offset == 0 && self.plan.values[lying.value].shape == lying.shape {
+            let all = |shape: &[usize]| shape.iter().product::<usize>();
+            if lying.is_dense() && lying.offset == 0 && all(&self.plan.values[lying.value].shape) == all(&lying.shape) {
                 return Ok((lying.value, true));
             }
         }

@@ -1,4 +1,4 @@
-//! CUDA C++ text of pointwise regions, row ops, column sums and losses.
+//! CUDA C++ text of pointwise regions, row ops, column sums, norms and losses.
 //!
 //! Regions and row ops are those of the CPU ([`Region`](crate::runtime::cpu::region::Region),
 //! [`Rowwise`](crate::runtime::cpu::rowwise::Rowwise)) and mean the same here. Strides, inner sizes and dtypes are
@@ -8,6 +8,7 @@
 mod body;
 mod columns;
 mod loss;
+mod norms;
 mod pack;
 mod pointwise;
 mod rows;
@@ -19,6 +20,7 @@ mod tests;
 
 pub use columns::{Columns, columns};
 pub use loss::{Loss, cross_entropy};
+pub use norms::{Norm, NormBackward};
 pub use pointwise::pointwise;
 pub use rows::rows;
 pub use split::Split;

@@ -53,6 +53,10 @@ impl Loaded {
     /// # Safety
     /// The addresses must be those of the operands that the kernel was made for, in order, and live until it is done.
     pub unsafe fn launch(&self, stream: Stream, addresses: &[u64]) -> Result<()> {
+        // Nothing to do; tensors without elements have no address.
+        if self.blocks.contains(&0) {
+            return Ok(());
+        }
         // A fault on the device would make it useless for the rest of the process.
         let fits = |(address, alignment): (&u64, &usize)| address.is_multiple_of(*alignment as u64) && *address != 0;
         if addresses.len() != self.alignments.len() || !addresses.iter().zip(&self.alignments).all(fits) {
@@ -60,9 +64,6 @@ impl Loaded {
                 "a kernel whose operands are multiples of {:?}, given {addresses:x?}",
                 self.alignments
             )));
-        }
-        if self.blocks.contains(&0) {
-            return Ok(());
         }
         let arguments = self.arguments(addresses);
         // SAFETY: promised by the caller.

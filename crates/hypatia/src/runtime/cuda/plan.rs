@@ -1,6 +1,7 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
 mod apart;
+mod norm;
 mod product;
 
 pub(super) use product::tuned;
@@ -17,6 +18,7 @@ use super::{Error, Result};
 use crate::runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
 use crate::runtime::torch::{Call, Strided};
 use crate::runtime::tuning::Database;
+use norm::Norm;
 use product::{Product, Sums};
 
 /// Addresses that torch's allocator hands out are multiples of this.
@@ -49,6 +51,7 @@ enum Ready {
     Nothing,
     Product(Box<Product>),
     Sums(Sums),
+    Norm(Norm),
     Kernel(Loaded),
 }
 
@@ -107,6 +110,11 @@ impl Bound {
                     let sums = Sums::new(device, &plan, &c.x, c.rows)?;
                     workspace = workspace.max(sums.workspace());
                     Ready::Sums(sums)
+                }
+                Task::Norm(n) => {
+                    let norm = Norm::new(device, &plan, n)?;
+                    workspace = workspace.max(norm.workspace());
+                    Ready::Norm(norm)
                 }
                 Task::Region(r) => {
                     let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
@@ -223,6 +231,12 @@ impl Bound {
             (Task::Columns(c), Ready::Sums(sums)) => {
                 // SAFETY: promised by the caller.
                 unsafe { sums.launch(stream, operand(&c.x)?, arena + self.values as u64, value(c.output)?) }
+            }
+            (Task::Norm(n), Ready::Norm(norm)) => {
+                let reads = n.reads.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;
+                let writes = n.writes.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: promised by the caller.
+                unsafe { norm.launch(stream, &reads, &writes, arena + self.values as u64) }
             }
             (Task::Region(r), Ready::Kernel(kernel)) => {
                 let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();

@@ -67,7 +67,7 @@ impl Plan {
                         bias: l.b.map(given).transpose()?,
                     })
                 }
-                Task::Columns(_) => return Err(broken("a step of a GPU")),
+                Task::Columns(_) | Task::Norm(_) => return Err(broken("a step of a GPU")),
                 Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }

@@ -46,7 +46,7 @@ impl Ready {
             Task::Region(r) => Ready::region(plan, r, at),
             Task::Rows(r) => Ready::rows(plan, r, at),
             Task::Torch(t) => Ready::torch(plan, t, at),
-            Task::Columns(_) => Err(broken("a step of a GPU")),
+            Task::Columns(_) | Task::Norm(_) => Err(broken("a step of a GPU")),
         }
     }
 

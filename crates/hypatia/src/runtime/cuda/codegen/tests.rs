@@ -323,6 +323,43 @@ fn every_kernel_compiles_for_every_architecture() {
 }
 
 #[test]
+fn norms_of_training_steps_compile_for_every_architecture() {
+    if !has("NVRTC", nvrtc::version().err()) {
+        return;
+    }
+    let arches = [Arch::new(8, 0), Arch::new(9, 0), Arch::new(10, 0)];
+    let widths = [
+        (DType::BF16, 768, true),
+        (DType::F16, 1, true),
+        (DType::F32, 8192, true),
+        (DType::BF16, 4100, false),
+        (DType::F32, 1001, false),
+    ];
+    for (i, (dtype, width, centered)) in widths.into_iter().enumerate() {
+        let norm = Norm {
+            dtype,
+            rows: 9,
+            width,
+            centered,
+        };
+        let backward = norm.backward().unwrap();
+        assert_eq!(backward.rows.source, backward.finish.source);
+        for kernel in [norm.forward(1e-5).unwrap(), backward.rows] {
+            let arch = arches[i % arches.len()];
+            let code = nvrtc::compile(&kernel.name, &kernel.source, arch);
+            code.unwrap_or_else(|e| panic!("{dtype} {width} for {arch}: {e}"));
+        }
+    }
+    let wide = Norm {
+        dtype: DType::F32,
+        rows: 9,
+        width: 8193,
+        centered: true,
+    };
+    assert!(wide.forward(1e-5).is_err());
+}
+
+#[test]
 fn a_kernel_that_does_not_compile_says_why() {
     if !has("NVRTC", nvrtc::version().err()) {
         return;
