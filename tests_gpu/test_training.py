@@ -195,6 +195,17 @@ def check_between_the_passes() -> str:
         before = first.clone()
         torch.autograd.grad(call(other).square().sum(), model.first.weight)
         assert torch.equal(first, before), form
+        # Gradients that stay where they are from step to step.
+        for _ in range(3):
+            model.zero_grad(set_to_none=False)
+            call(x).square().sum().backward()
+            call(other).square().sum().backward()
+            close(want)
+        # Optimizers that throw them away.
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            call(x).square().sum().backward()
+        close(expected(x))
         # A weight that is changed before it is read.
         loss = call(x).square().sum()
         with torch.no_grad():
@@ -280,12 +291,14 @@ class Normed(nn.Module):
 
     def __init__(self, width: int, norm: type[nn.Module]) -> None:
         super().__init__()
-        self.first, self.layer, self.second = norm(width), nn.Linear(width, width), norm(width)
+        self.before, self.layer = nn.Linear(width, width), nn.Linear(width, width)
+        self.first, self.second = norm(width), norm(width)
         for p in (*self.first.parameters(), *self.second.parameters()):
             nn.init.normal_(p, 1.0, 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """With something added around the layer."""
+        x = self.before(x)
         return self.second(x + self.layer(self.first(x)))
 
 

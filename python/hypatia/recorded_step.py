@@ -1,7 +1,8 @@
 """Both passes of a training step as CUDA graphs, which torch records and replays.
 
 What lies between the passes stays in the graphs' memory, so that a second forward pass before the backward
-pass of the first runs without the graphs. Gradients are copied out, since users keep and add to them.
+pass of the first runs without the graphs. Gradients are lent: users get the graph's own memory, as long as they
+give it back before the next backward pass. Once they did not, gradients are copied out instead.
 """
 
 from __future__ import annotations
@@ -51,14 +52,32 @@ class RecordedStep:
                 _, saved, besides = forward(list(given))
                 backward(saved, besides, list(self._tangents))
         torch.cuda.current_stream(self._index).wait_stream(side)
-        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._forward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._forward):
-            self._results, self._saved, besides = forward(list(given))
-        with torch.cuda.graph(self._backward, pool=self._forward.pool()):
-            self._gradients = backward(self._saved, besides, list(self._tangents))
+            self._results, self._saved, self._besides = forward(list(given))
+        self._record_backward()
+        # What a forward pass writes cannot be lent.
+        others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
+        self._lends = hasattr(torch._C, "_storage_Use_Count") and others.isdisjoint(self._storages)
         kept = {t.data_ptr() for t in self._saved}
         self._watched = [i for i in range(parameters) if self._addresses[i] in kept]
         """Parameters that the backward pass reads: autograd notices if they are changed before it."""
+
+    def _record_backward(self) -> None:
+        # Memory of its own: a forward pass must not write where gradients are that are still in use.
+        self._backward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._backward):
+            self._gradients = self._plain[1](self._saved, self._besides, list(self._tangents))
+        storages = [g.untyped_storage()._cdata for g in self._gradients if g is not None]
+        self._storages = list(dict.fromkeys(storages))
+        self._owners = self._holders()
+        self._missing = False
+        """Users keep the memory of the gradients: it is theirs now."""
+
+    def _holders(self) -> list[int]:
+        """How many hold the memory of each gradient."""
+        count = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+        return [count(storage) for storage in self._storages]
 
     def _free(self, args: list[Any]) -> bool:
         turn = self._turn()
@@ -74,6 +93,8 @@ class RecordedStep:
         """Results, what autograd keeps, and the turn."""
         with self._lock:
             if self._free(args):
+                if self._missing:
+                    self._record_backward()
                 for place, given in zip(self._inputs, args[self._parameters :], strict=True):
                     place.copy_(given)
                 self._forward.replay()
@@ -87,14 +108,19 @@ class RecordedStep:
         """Gradients, in memory of their own."""
         if not isinstance(besides, _Turn):
             return self._plain[1](saved, besides[0], tangents)
+        # A backward pass that keeps its graph may come again.
+        besides.done = not _keeps_graph()
+        if self._missing or (self._lends and self._holders() != self._owners):
+            self._lends, self._missing = False, True
+            return self._plain[1](self._saved, self._besides, tangents)
         for place, given in zip(self._tangents, tangents, strict=True):
             place.copy_(given)
         self._backward.replay()
+        if self._lends:
+            return [None if g is None else g.detach() for g in self._gradients]
         fresh = [None if g is None else torch.empty_like(g) for g in self._gradients]
         pairs = [(f, g) for f, g in zip(fresh, self._gradients, strict=True) if f is not None]
         torch._foreach_copy_([f for f, _ in pairs], [g for _, g in pairs])
-        # A backward pass that keeps its graph may come again.
-        besides.done = not _keeps_graph()
         return fresh
 
 

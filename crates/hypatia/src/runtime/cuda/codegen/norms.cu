@@ -103,23 +103,30 @@ extern "C" __global__ void __launch_bounds__(256) norm_backward(const ELEMENT* g
         const float slope = mean_of([&](int p, int j) { return given[p][j] * normal[p][j]; });
         store(dx + row * WIDTH, [&](int p, int j) { return factor * (given[p][j] - level - normal[p][j] * slope); });
     }
-    // The rows of a block one after the other, so that sums are the same at every call.
-    __shared__ float shared[ROWS > 1 ? SUMS * WIDTH : 1];
+    // The rows of a block one after the other, so that sums are the same at every call. Neighbours lie side by side.
+    __shared__ float sums[ROWS > 1 ? SUMS : 1][ROWS > 1 ? COUNT * PACK : 1][LANES];
     float* const mine = partial + blockIdx.x * (i64)(SUMS * WIDTH);
-    float* const sums = ROWS > 1 ? shared : mine;
+    const int lane = threadIdx.x % LANES;
     for (int r = 0; r < ROWS; r++) {
         if (part == r) visit([&](int p, int c) {
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
-                float* const at = sums + c + j;
-                at[0] = (r ? at[0] : 0) + of_w[p][j];
-                if (CENTERED) at[WIDTH * (SUMS - 1)] = (r ? at[WIDTH * (SUMS - 1)] : 0) + of_b[p][j];
+                float w_sum = of_w[p][j], b_sum = of_b[p][j];
+                if (ROWS > 1 && r > 0) {
+                    w_sum += sums[0][p * PACK + j][lane];
+                    if (CENTERED) b_sum += sums[SUMS - 1][p * PACK + j][lane];
+                }
+                if (r + 1 < ROWS) {
+                    sums[0][p * PACK + j][lane] = w_sum;
+                    if (CENTERED) sums[SUMS - 1][p * PACK + j][lane] = b_sum;
+                } else {
+                    mine[c + j] = w_sum;
+                    if (CENTERED) mine[WIDTH * (SUMS - 1) + c + j] = b_sum;
+                }
             }
         });
         __syncthreads();
     }
-    if (ROWS > 1)
-        for (int c = threadIdx.x; c < SUMS * WIDTH; c += 256) mine[c] = shared[c];
 }
 
 // A block for 32 columns.

@@ -10,8 +10,8 @@ const TEXT: &str = include_str!("norms.cu");
 const THREADS: usize = 256;
 /// Elements of a row that a thread keeps at most.
 const KEPT: usize = 32;
-/// Blocks that sum over rows: two for each processor of a large GPU.
-const SUMMING: usize = 264;
+/// Blocks that sum over rows: one for each processor of a large GPU, since their registers fill it.
+const SUMMING: usize = 132;
 
 /// A norm over dense rows of so many elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
