@@ -1,8 +1,8 @@
 """Both passes of a training step as CUDA graphs, which torch records and replays.
 
 What lies between the passes stays in the graphs' memory, so that a second forward pass before the backward
-pass of the first runs without the graphs. Gradients are lent: users get the graph's own memory, as long as they
-give it back before the next backward pass. Once they did not, gradients are copied out instead.
+pass of the first runs without the graphs. Gradients are lent: users get the graph's own memory, as long as
+they give it back before the next backward pass. Once they did not, gradients are copied out instead.
 """
 
 from __future__ import annotations
