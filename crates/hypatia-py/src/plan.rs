@@ -82,6 +82,8 @@ struct Description<'a> {
     inputs: &'a [usize],
     constants: &'a [usize],
     steps: Vec<String>,
+    /// Bytes that each step reads and writes.
+    moved: Vec<usize>,
     calls: &'a [TorchCall],
     results: &'a [Returned],
     keeps: &'a [usize],
@@ -131,6 +133,7 @@ impl NativePlan {
             inputs: &self.inputs,
             constants: &self.constants,
             steps: self.plan.steps.iter().map(|s| s.name()).collect(),
+            moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
             calls: &self.calls,
             results: &self.results,
             keeps: &self.keeps,

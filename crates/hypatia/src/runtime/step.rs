@@ -280,6 +280,14 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Bytes that a step reads and writes, each of its values once.
+    pub fn moved(&self, step: &Task) -> usize {
+        let mut touched = [step.reads(), step.weights(), step.writes()].concat();
+        touched.sort_unstable();
+        touched.dedup();
+        touched.iter().map(|id| self.values[*id].bytes()).sum()
+    }
+
     /// Sizes and strides in which callers and torch see a value.
     pub fn form(&self, id: ValueId) -> (Vec<usize>, Vec<isize>) {
         let shape = &self.values[id].shape;
