@@ -170,3 +170,25 @@ def test_weights_of_a_model_that_is_gone_are_freed(kind: str) -> None:
     gc.collect()
     assert not any(w() for w in weights)
     assert not any(s() for s in storages)
+
+
+def test_a_functional_graph_is_not_decomposed() -> None:
+    from torch.export import ExportedProgram
+
+    class Reshaped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x).relu_()
+            return y.reshape(2, -1)
+
+    plain, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)).eval(), torch.randn(4, 8)
+    decomposed = ExportedProgram.run_decompositions
+    for model, calls in ((plain, 0), (Reshaped(), 1)):
+        with torch.no_grad(), mock.patch.object(ExportedProgram, "run_decompositions", autospec=True) as run:
+            run.side_effect = decomposed
+            compiled = hypatia.compile(model, x)
+            torch.testing.assert_close(compiled(x), model(x))
+            assert run.call_count == calls

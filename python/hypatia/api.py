@@ -48,7 +48,8 @@ def optimized(
     program = torch.export.export(
         model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
     )
-    program = program.run_decompositions({})
+    if not _is_functional(program.graph):
+        program = program.run_decompositions({})
     gm = program.module(check_guards=False)
     _values_of_attributes(gm)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
@@ -76,6 +77,25 @@ def optimized(
         result.meta.pop(PLAN, None)
         result.meta.pop(GRAPH, None)
     return result
+
+
+def _is_functional(graph: fx.Graph) -> bool:
+    """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
+    try:
+        from torch._export.utils import _is_preservable_cia_op
+    except ImportError:
+        return False
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def stays(target: Any) -> bool:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return False
+        decomposes = composite in target.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
+            target.name(), composite
+        )
+        return not decomposes or _is_preservable_cia_op(target)
+
+    return all(stays(n.target) for n in graph.nodes if n.op == "call_function")
 
 
 def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
