@@ -1,6 +1,9 @@
 //! Threads for kernels: parts of a job are claimed by the caller and by workers that spin for a
 //! moment after a job and then sleep.
 //!
+//! Each thread has parts of its own, the same ones in every job of as many parts, so that it finds in its cache what
+//! it used last time; who is done with them takes those of the others.
+//!
 //! Work between ops of torch runs on torch's own threads instead (`on_borrowed`): threads of two pools would
 //! fight, since torch's spin for milliseconds after every op. Otherwise own threads are better: who finishes does
 //! not wait for a thread that the system has not scheduled yet.
@@ -22,14 +25,62 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Set in the gate when no worker may enter.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
+/// Threads that have parts of their own; more of them share.
+const OWNERS: usize = 64;
+
 type Job = *const (dyn Fn(usize) + Sync);
+
+/// Parts of a job that nobody has claimed yet, for each of its threads.
+struct Claims {
+    parts: AtomicUsize,
+    owners: AtomicUsize,
+    next: [Line; OWNERS],
+}
+
+/// A number that threads count up without disturbing those who count others: two lines are fetched at a time.
+#[repr(align(128))]
+struct Line(AtomicUsize);
+
+impl Claims {
+    fn new() -> Claims {
+        Claims {
+            parts: AtomicUsize::new(0),
+            owners: AtomicUsize::new(1),
+            next: [const { Line(AtomicUsize::new(0)) }; OWNERS],
+        }
+    }
+
+    /// Hands out so many parts; whoever claims must be told after this.
+    fn set(&self, threads: usize, parts: usize) {
+        let owners = threads.clamp(1, OWNERS);
+        self.parts.store(parts, Ordering::Relaxed);
+        self.owners.store(owners, Ordering::Relaxed);
+        for owner in 0..owners {
+            self.next[owner].0.store(parts * owner / owners, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls `f` with parts until there are none: first those of the thread of this number, then those of others.
+    fn work(&self, thread: usize, f: &(dyn Fn(usize) + Sync)) {
+        let (parts, owners) = (self.parts.load(Ordering::Relaxed), self.owners.load(Ordering::Relaxed));
+        for owner in (0..owners).map(|i| (thread + i) % owners) {
+            let end = parts * (owner + 1) / owners;
+            loop {
+                let part = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
+                if part >= end {
+                    break;
+                }
+                f(part);
+            }
+        }
+    }
+}
 
 struct Shared {
     /// Moves when there is a new job; its low bits say nothing else.
     epoch: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    parts: AtomicUsize,
-    next: AtomicUsize,
+    claims: Claims,
     /// Workers that may take part in this job.
     wanted: AtomicUsize,
     /// Workers inside the current job, or `CLOSED` and those: a worker that wakes up late is not waited for.
@@ -53,7 +104,7 @@ struct Borrowed {
     run: ParallelFor,
     /// After a fork the threads are gone.
     process: u32,
-    busy: Mutex<()>,
+    claims: Mutex<Claims>,
 }
 
 static BORROWED: OnceLock<Borrowed> = OnceLock::new();
@@ -75,27 +126,18 @@ pub fn on_borrowed<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// A job on borrowed threads.
-struct Claims<'a> {
-    parts: usize,
-    next: AtomicUsize,
+struct Lent<'a> {
+    claims: &'a Claims,
     f: &'a (dyn Fn(usize) + Sync),
     panicked: AtomicBool,
 }
 
-extern "C" fn claim_parts(_: i64, _: i64, context: *mut c_void) {
+extern "C" fn claim_parts(thread: i64, _: i64, context: *mut c_void) {
     // SAFETY: the context is the job, which outlives the loop.
-    let claims = unsafe { &*context.cast::<Claims<'_>>() };
-    let work = || {
-        loop {
-            let part = claims.next.fetch_add(1, Ordering::Relaxed);
-            if part >= claims.parts {
-                return;
-            }
-            (claims.f)(part);
-        }
-    };
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        claims.panicked.store(true, Ordering::Relaxed);
+    let lent = unsafe { &*context.cast::<Lent<'_>>() };
+    let thread = usize::try_from(thread).unwrap_or(0);
+    if catch_unwind(AssertUnwindSafe(|| lent.claims.work(thread, lent.f))).is_err() {
+        lent.panicked.store(true, Ordering::Relaxed);
     }
 }
 
@@ -105,26 +147,27 @@ impl Borrowed {
         if self.process != std::process::id() {
             return false;
         }
-        let _busy = match self.busy.try_lock() {
-            Ok(busy) => busy,
+        // Held while the loop runs: a second caller does its work alone.
+        let claims = match self.claims.try_lock() {
+            Ok(claims) => claims,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let claims = Claims {
-            parts,
-            next: AtomicUsize::new(0),
+        claims.set(threads, parts);
+        let lent = Lent {
+            claims: &claims,
             f,
             panicked: AtomicBool::new(false),
         };
         // SAFETY: the loop returns after all its parts did.
-        let status = unsafe { (self.run)(0, threads as i64, 1, claim_parts, (&raw const claims).cast_mut().cast()) };
+        let status = unsafe { (self.run)(0, threads as i64, 1, claim_parts, (&raw const lent).cast_mut().cast()) };
         assert!(
-            !claims.panicked.load(Ordering::Relaxed),
+            !lent.panicked.load(Ordering::Relaxed),
             "a kernel panicked in a worker thread"
         );
         if status != 0 {
             // What was not claimed is done here.
-            claim_parts(0, 0, (&raw const claims).cast_mut().cast());
+            claim_parts(0, 0, (&raw const lent).cast_mut().cast());
         }
         true
     }
@@ -158,7 +201,7 @@ impl Pool {
         BORROWED.get_or_init(|| Borrowed {
             run,
             process,
-            busy: Mutex::new(()),
+            claims: Mutex::new(Claims::new()),
         });
     }
 
@@ -167,8 +210,7 @@ impl Pool {
         let shared = Box::leak(Box::new(Shared {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            parts: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            claims: Claims::new(),
             wanted: AtomicUsize::new(0),
             gate: AtomicUsize::new(CLOSED),
             panicked: AtomicBool::new(false),
@@ -208,8 +250,7 @@ impl Pool {
         // SAFETY: the gate is closed and nobody is inside (waited for below), and this thread holds the
         // lock. The lifetime ends here for workers too: this function returns after they all left.
         unsafe { *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(f)) };
-        s.parts.store(parts, Ordering::Relaxed);
-        s.next.store(0, Ordering::Relaxed);
+        s.claims.set(threads, parts);
         s.wanted.store(threads - 1, Ordering::Relaxed);
         s.panicked.store(false, Ordering::Relaxed);
         s.gate.store(0, Ordering::Release);
@@ -219,7 +260,7 @@ impl Pool {
                 worker.thread.unpark();
             }
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| claim(s, f)));
+        let mine = catch_unwind(AssertUnwindSafe(|| s.claims.work(0, f)));
         s.gate.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
         while s.gate.load(Ordering::Acquire) != CLOSED {
@@ -261,17 +302,6 @@ impl Pool {
     }
 }
 
-fn claim(shared: &Shared, f: &(dyn Fn(usize) + Sync)) {
-    let parts = shared.parts.load(Ordering::Relaxed);
-    loop {
-        let part = shared.next.fetch_add(1, Ordering::Relaxed);
-        if part >= parts {
-            return;
-        }
-        f(part);
-    }
-}
-
 fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64) {
     loop {
         let start = Instant::now();
@@ -299,7 +329,7 @@ fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64
             // SAFETY: the job was published before the gate was opened, and stays until this worker left.
             let job = unsafe { (*shared.job.get()).map(|f| &*f) };
             if let Some(f) = job
-                && catch_unwind(AssertUnwindSafe(|| claim(shared, f))).is_err()
+                && catch_unwind(AssertUnwindSafe(|| shared.claims.work(index + 1, f))).is_err()
             {
                 shared.panicked.store(true, Ordering::Relaxed);
             }
@@ -334,6 +364,29 @@ mod tests {
                     counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
                     "{parts} on {threads}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_has_the_same_parts_in_every_job_and_then_those_of_others() {
+        let claims = Claims::new();
+        for (threads, parts) in [(1, 5), (2, 5), (3, 10), (3, 2), (200, 70)] {
+            let order = |thread: usize| {
+                claims.set(threads, parts);
+                let taken = Mutex::new(vec![]);
+                claims.work(thread, &|part| taken.lock().unwrap().push(part));
+                taken.into_inner().unwrap()
+            };
+            for thread in 0..threads {
+                let first = order(thread);
+                assert_eq!(first, order(thread));
+                let owners = threads.min(OWNERS);
+                let own = first[0] == parts * (thread % owners) / owners;
+                assert!(own || parts < owners, "{thread} of {threads} began with {}", first[0]);
+                let mut sorted = first;
+                sorted.sort_unstable();
+                assert_eq!(sorted, Vec::from_iter(0..parts));
             }
         }
     }
