@@ -40,7 +40,9 @@ pub(super) trait Source<T>: Copy {
     fn len(self) -> usize;
     /// Some of them; there are as many.
     fn part(self, span: Range<usize>) -> Self;
-    /// Calls `f` with the places and the elements of the chunk of this number; there are as many.
+    /// The elements of the chunk of this number, for what is written at once.
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T;
+    /// Calls `f` with the places and the elements of the chunk of this number, for sums that stay in registers.
     fn each<const L: usize>(self, number: usize, f: impl FnMut(usize, T));
     /// One of them.
     fn at(self, index: usize) -> T;
@@ -54,6 +56,11 @@ impl<T: Number> Source<T> for &[T] {
     #[inline(always)]
     fn part(self, span: Range<usize>) -> Self {
         &self[span]
+    }
+    #[inline(always)]
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T {
+        let chunk = &self.as_chunks::<L>().0[number];
+        |i| chunk[i]
     }
     #[inline(always)]
     fn each<const L: usize>(self, number: usize, mut f: impl FnMut(usize, T)) {
@@ -84,11 +91,16 @@ impl<T: Number> Source<T> for SumOf<'_, T> {
         SumOf(&self.0[span.clone()], &self.1[span])
     }
     #[inline(always)]
-    fn each<const L: usize>(self, number: usize, mut f: impl FnMut(usize, T)) {
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T {
         let (a, b) = (&self.0.as_chunks::<L>().0[number], &self.1.as_chunks::<L>().0[number]);
+        |i| a[i] + b[i]
+    }
+    #[inline(always)]
+    fn each<const L: usize>(self, number: usize, mut f: impl FnMut(usize, T)) {
         // One by one: an array of sums would go through memory.
+        let chunk = self.chunk::<L>(number);
         for i in 0..L {
-            f(i, a[i] + b[i]);
+            f(i, chunk(i));
         }
     }
     #[inline(always)]
@@ -252,7 +264,10 @@ fn map<T: Number, S: Source<T>, const L: usize>(x: S, y: &mut [T], finish: Finis
             let (chunks, rest) = y.as_chunks_mut::<L>();
             let done = chunks.len() * L;
             for (number, y) in chunks.iter_mut().enumerate() {
-                x.each::<L>(number, |i, v| y[i] = f(v));
+                let x = x.chunk::<L>(number);
+                for i in 0..L {
+                    y[i] = f(x(i));
+                }
             }
             for (i, y) in rest.iter_mut().enumerate() {
                 *y = f(x.at(done + i));
@@ -270,7 +285,10 @@ fn zip<T: Number, S: Source<T>, const L: usize>(x: S, a: &[T], b: &[T], y: &mut 
     let (y, y_rest) = y.as_chunks_mut::<L>();
     let done = y.len() * L;
     for (number, ((y, a), b)) in y.iter_mut().zip(a).zip(b).enumerate() {
-        x.each::<L>(number, |i, v| y[i] = f(v, a[i], b[i]));
+        let x = x.chunk::<L>(number);
+        for i in 0..L {
+            y[i] = f(x(i), a[i], b[i]);
+        }
     }
     for (i, ((y, a), b)) in y_rest.iter_mut().zip(a_rest).zip(b_rest).enumerate() {
         *y = f(x.at(done + i), *a, *b);
