@@ -3,6 +3,11 @@
 //! Sums are taken in lanes over blocks, and over blocks in f64, so that their error does not grow with the row. A pass
 //! goes over chunks of a fixed size, which the compiler turns into vectors that stay in registers.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "several arrays are counted through together, and iterators over one of them become slower code"
+)]
+
 use std::ops::{Add, Div, Mul, Range, Sub};
 
 use super::RowOp;
