@@ -1,12 +1,17 @@
 //! Threads for kernels: parts of a job are claimed by the caller and by workers that spin for a
 //! moment after a job and then sleep.
 //!
+//! Each thread has parts of its own, the same ones in every job of as many parts, so that it finds in its cache what
+//! it used last time; who is done with them takes those of the others.
+//!
 //! Work between ops of torch runs on torch's own threads instead (`on_borrowed`): threads of two pools would
 //! fight, since torch's spin for milliseconds after every op. Otherwise own threads are better: who finishes does
 //! not wait for a thread that the system has not scheduled yet.
 //!
 //! One job runs at a time. A second caller does its own work alone instead of waiting, so that
 //! concurrent callers neither queue nor oversubscribe the machine.
+
+mod claims;
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
@@ -15,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use claims::Claims;
 
 /// How long an idle worker spins before it sleeps. Waking one takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
@@ -28,8 +35,7 @@ struct Shared {
     /// Moves when there is a new job; its low bits say nothing else.
     epoch: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    parts: AtomicUsize,
-    next: AtomicUsize,
+    claims: Claims,
     /// Workers that may take part in this job.
     wanted: AtomicUsize,
     /// Workers inside the current job, or `CLOSED` and those: a worker that wakes up late is not waited for.
@@ -53,7 +59,7 @@ struct Borrowed {
     run: ParallelFor,
     /// After a fork the threads are gone.
     process: u32,
-    busy: Mutex<()>,
+    claims: Mutex<Claims>,
 }
 
 static BORROWED: OnceLock<Borrowed> = OnceLock::new();
@@ -75,27 +81,18 @@ pub fn on_borrowed<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// A job on borrowed threads.
-struct Claims<'a> {
-    parts: usize,
-    next: AtomicUsize,
+struct Lent<'a> {
+    claims: &'a Claims,
     f: &'a (dyn Fn(usize) + Sync),
     panicked: AtomicBool,
 }
 
-extern "C" fn claim_parts(_: i64, _: i64, context: *mut c_void) {
+extern "C" fn claim_parts(thread: i64, _: i64, context: *mut c_void) {
     // SAFETY: the context is the job, which outlives the loop.
-    let claims = unsafe { &*context.cast::<Claims<'_>>() };
-    let work = || {
-        loop {
-            let part = claims.next.fetch_add(1, Ordering::Relaxed);
-            if part >= claims.parts {
-                return;
-            }
-            (claims.f)(part);
-        }
-    };
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        claims.panicked.store(true, Ordering::Relaxed);
+    let lent = unsafe { &*context.cast::<Lent<'_>>() };
+    let thread = usize::try_from(thread).unwrap_or(0);
+    if catch_unwind(AssertUnwindSafe(|| lent.claims.work(thread, lent.f))).is_err() {
+        lent.panicked.store(true, Ordering::Relaxed);
     }
 }
 
@@ -105,26 +102,27 @@ impl Borrowed {
         if self.process != std::process::id() {
             return false;
         }
-        let _busy = match self.busy.try_lock() {
-            Ok(busy) => busy,
+        // Held while the loop runs: a second caller does its work alone.
+        let claims = match self.claims.try_lock() {
+            Ok(claims) => claims,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let claims = Claims {
-            parts,
-            next: AtomicUsize::new(0),
+        claims.set(threads, parts);
+        let lent = Lent {
+            claims: &claims,
             f,
             panicked: AtomicBool::new(false),
         };
         // SAFETY: the loop returns after all its parts did.
-        let status = unsafe { (self.run)(0, threads as i64, 1, claim_parts, (&raw const claims).cast_mut().cast()) };
+        let status = unsafe { (self.run)(0, threads as i64, 1, claim_parts, (&raw const lent).cast_mut().cast()) };
         assert!(
-            !claims.panicked.load(Ordering::Relaxed),
+            !lent.panicked.load(Ordering::Relaxed),
             "a kernel panicked in a worker thread"
         );
         if status != 0 {
             // What was not claimed is done here.
-            claim_parts(0, 0, (&raw const claims).cast_mut().cast());
+            claim_parts(0, 0, (&raw const lent).cast_mut().cast());
         }
         true
     }
@@ -158,7 +156,7 @@ impl Pool {
         BORROWED.get_or_init(|| Borrowed {
             run,
             process,
-            busy: Mutex::new(()),
+            claims: Mutex::new(Claims::new()),
         });
     }
 
@@ -167,8 +165,7 @@ impl Pool {
         let shared = Box::leak(Box::new(Shared {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            parts: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            claims: Claims::new(),
             wanted: AtomicUsize::new(0),
             gate: AtomicUsize::new(CLOSED),
             panicked: AtomicBool::new(false),
@@ -208,8 +205,7 @@ impl Pool {
         // SAFETY: the gate is closed and nobody is inside (waited for below), and this thread holds the
         // lock. The lifetime ends here for workers too: this function returns after they all left.
         unsafe { *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(f)) };
-        s.parts.store(parts, Ordering::Relaxed);
-        s.next.store(0, Ordering::Relaxed);
+        s.claims.set(threads, parts);
         s.wanted.store(threads - 1, Ordering::Relaxed);
         s.panicked.store(false, Ordering::Relaxed);
         s.gate.store(0, Ordering::Release);
@@ -219,7 +215,7 @@ impl Pool {
                 worker.thread.unpark();
             }
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| claim(s, f)));
+        let mine = catch_unwind(AssertUnwindSafe(|| s.claims.work(0, f)));
         s.gate.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
         while s.gate.load(Ordering::Acquire) != CLOSED {
@@ -261,17 +257,6 @@ impl Pool {
     }
 }
 
-fn claim(shared: &Shared, f: &(dyn Fn(usize) + Sync)) {
-    let parts = shared.parts.load(Ordering::Relaxed);
-    loop {
-        let part = shared.next.fetch_add(1, Ordering::Relaxed);
-        if part >= parts {
-            return;
-        }
-        f(part);
-    }
-}
-
 fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64) {
     loop {
         let start = Instant::now();
@@ -299,7 +284,7 @@ fn work(shared: &'static Shared, index: usize, asleep: &AtomicU32, mut seen: u64
             // SAFETY: the job was published before the gate was opened, and stays until this worker left.
             let job = unsafe { (*shared.job.get()).map(|f| &*f) };
             if let Some(f) = job
-                && catch_unwind(AssertUnwindSafe(|| claim(shared, f))).is_err()
+                && catch_unwind(AssertUnwindSafe(|| shared.claims.work(index + 1, f))).is_err()
             {
                 shared.panicked.store(true, Ordering::Relaxed);
             }

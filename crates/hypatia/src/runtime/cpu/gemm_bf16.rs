@@ -29,6 +29,8 @@ use std::marker::PhantomData;
 
 /// Columns that vector kernels finish together, and of which parts are whole numbers.
 const GROUP: usize = 64;
+/// Columns of a part where there are few rows, since every part widens them.
+const STRIP: usize = 4 * GROUP;
 /// Bytes of packed activations of a part: half of a second-level cache.
 const PART: usize = 1 << 20;
 /// Bytes of a result above which it is fetched before it is written.
@@ -121,7 +123,11 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
             far,
         };
         let wide = |level: Level| {
-            let grid = Grid::new(threads, shape, (wide::ROWS, GROUP), wide::PART_ROWS);
+            let strips = self.n >= 2 * threads * STRIP && m <= wide::ROWS;
+            let grid = match strips {
+                true => Grid::strips(threads, shape, STRIP),
+                false => Grid::new(threads, shape, (wide::ROWS, GROUP), wide::PART_ROWS),
+            };
             Pool::global().run(threads, grid.parts(), &|part| {
                 let (rows, columns) = grid.part(part);
                 // SAFETY: the caller vouches for the operands, and parts do not overlap.

@@ -93,7 +93,11 @@ impl Layer<f32> for Panels {
 
     unsafe fn run(&self, threads: usize, m: usize, x: Rows<f32>, sink: Sink<f32>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
-        let grid = Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS);
+        let strips = self.n >= 2 * threads * STREAMS * PANEL && m == 1;
+        let grid = match strips {
+            true => Grid::strips(threads, (m, self.n), STREAMS * PANEL),
+            false => Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS),
+        };
         let call = Call { weights: self, x, sink };
         Pool::global().run(threads, grid.parts(), &|part| {
             let (rows, columns) = grid.part(part);

@@ -9,8 +9,6 @@ use std::ops::Range;
 
 /// Rows that are multiplied with weights as these go by.
 pub(super) const ROWS: usize = 4;
-/// Rows of weights that are read side by side.
-const COLUMNS: usize = 4;
 /// Floats in the widest vector.
 const LANES: usize = 16;
 /// Columns that are finished together.
@@ -57,7 +55,7 @@ impl<T: Element> Layer<T> for InPlace<T> {
 
     unsafe fn run(&self, threads: usize, m: usize, x: Rows<T>, sink: Sink<T>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
-        let grid = Grid::new(threads, (m, self.n), (ROWS, GROUP), m);
+        let grid = Grid::strips(threads, (m, self.n), GROUP);
         // SAFETY: the caller vouches for the weights.
         let data = unsafe { std::slice::from_raw_parts(self.start, self.len) };
         let w = Rows {
@@ -111,21 +109,21 @@ impl<T: Element> Kernel for Multiply<'_, T> {
     #[inline(always)]
     fn run<const FMA: bool>(mut self) {
         match self.rows.len() {
-            1 => self.strips::<1, 2, FMA>(),
-            2 => self.strips::<2, 1, FMA>(),
-            3 => self.strips::<3, 1, FMA>(),
-            _ => self.strips::<ROWS, 1, FMA>(),
+            1 => self.strips::<1, 8, 1, FMA>(),
+            2 => self.strips::<2, 8, 1, FMA>(),
+            3 => self.strips::<3, 4, 1, FMA>(),
+            _ => self.strips::<ROWS, 4, 1, FMA>(),
         }
     }
 }
 
 impl<T: Element> Multiply<'_, T> {
     #[inline(always)]
-    fn strips<const R: usize, const CHAINS: usize, const FMA: bool>(&mut self) {
+    fn strips<const R: usize, const C: usize, const CHAINS: usize, const FMA: bool>(&mut self) {
         let mut column = self.columns.start;
-        while column + COLUMNS <= self.columns.end {
-            self.strip::<R, COLUMNS, CHAINS, FMA>(column);
-            column += COLUMNS;
+        while column + C <= self.columns.end {
+            self.strip::<R, C, CHAINS, FMA>(column);
+            column += C;
         }
         for column in column..self.columns.end {
             self.strip::<R, 1, CHAINS, FMA>(column);

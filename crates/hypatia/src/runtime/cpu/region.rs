@@ -39,7 +39,7 @@ use program::Program;
 pub(crate) use access::{Access, Layout, accesses};
 pub(crate) use affine::Affine;
 pub use run::Fit;
-pub(crate) use run::{Bound, Runner};
+pub(crate) use run::{Bound, Line, Runner};
 pub use view::{Element, View, ViewMut};
 pub(crate) use view::{check_bounds, distinct_layouts, layouts};
 
@@ -215,6 +215,14 @@ impl Region {
     /// Whether the first two outputs are one value.
     pub(crate) fn begins_twice(&self) -> bool {
         matches!(self.program.outputs[..], [a, b, ..] if a == b) && self.outputs[0] == self.outputs[1]
+    }
+
+    /// Whether it is the sum of its two inputs and nothing else.
+    pub(crate) fn is_sum(&self) -> bool {
+        let Meaning {
+            instructions, outputs, ..
+        } = &self.meaning;
+        matches!(&instructions[..], [add] if add.op == Op::Add && add.args[..] == [0, 1]) && outputs[..] == [2]
     }
 
     /// The dtypes of the outputs.

@@ -25,14 +25,14 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::lanes::{Ahead, dispatch};
-use super::region::{Access, Affine, Bound, Region, Runner, View, ViewMut, check_bounds};
+use super::lanes::dispatch;
+use super::region::{Access, Affine, Bound, Line, Region, Runner, View, ViewMut, check_bounds};
 use crate::runtime::pool::Pool;
 use crate::ty::DType;
 use crate::{Error, Result};
 pub use fit::RowFit;
 use fit::Stages;
-use rows::{Finish, Number, Rows};
+use rows::{Finish, Number, Rows, Source, SumOf};
 
 /// What is done with a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,7 +66,7 @@ impl RowOp {
 }
 
 /// Elements that are worked on at a time, in whole rows: they and their results fit the first-level cache.
-const GROUP: usize = 1024;
+const GROUP: usize = 2048;
 
 /// Elements for each thread: about 20 us of work, since waking a thread takes longer.
 const WORTH_THREADS: usize = 32_768;
@@ -236,17 +236,10 @@ impl Rowwise {
                 shift: Some(shift),
             }) => Finish::ScaleShift(numbers(scale, fit.width), numbers(shift, fit.width)),
         };
-        dispatch(Rows::<T> {
-            op: self.op,
-            source: numbers(0, len),
-            // SAFETY: by the caller.
-            target: unsafe { std::slice::from_raw_parts_mut(target.cast(), results) },
-            count: fit.rows,
-            width: fit.width,
-            finish,
-            from: &mut Ahead::new(),
-            to: &mut Ahead::new(),
-        });
+        let source: &[T] = numbers(0, len);
+        // SAFETY: by the caller.
+        let target: &mut [T] = unsafe { std::slice::from_raw_parts_mut(target.cast(), results) };
+        self.compute(source, target, (fit.rows, fit.width), finish);
     }
 
     /// The rows from `start` to `end`, a group at a time.
@@ -254,13 +247,12 @@ impl Rowwise {
         let size = size_of::<T>();
         let room = group * width.max(1);
         let mut buffer = BUFFER.take();
-        // 16 numbers more than needed: the second half starts on another cache line.
-        let words = (2 * room + 16) * size / 8 + 1;
-        if buffer.len() < words {
-            buffer.resize(words, 0);
+        let half = (room * size).div_ceil(size_of::<Line>());
+        if buffer.len() < 2 * half {
+            buffer.resize(2 * half, Line::ZERO);
         }
         let first: *mut u8 = buffer.as_mut_ptr().cast();
-        let second = first.wrapping_add((room + 16) / 16 * 16 * size);
+        let second: *mut u8 = buffer[half..].as_mut_ptr().cast();
         let mut before = Bound::new(
             bound.take.clone(),
             std::iter::once(self.dense(first, 0))
@@ -275,6 +267,7 @@ impl Rowwise {
         );
         let mut prologue = self.prologue.as_ref().map(Runner::new);
         let shared = self.prologue.as_ref().is_some_and(Region::begins_twice);
+        let sum = self.prologue.as_ref().is_some_and(Region::is_sum);
         let mut columns = [Vec::new(), Vec::new()];
         // SAFETY: `run` checked the memory of the epilogue's inputs.
         let finish = unsafe { self.finish::<T>(bound, width, &mut columns) };
@@ -285,49 +278,45 @@ impl Rowwise {
             let count = group.min(end - row);
             let (at, len) = (row * width, count * width);
             let (out_at, out_len) = (row * per_row, count * per_row);
-            // While these rows are computed, lines of the next ones are asked for.
-            let later = (row + count)..end.min(row + count + group);
-            let (mut from, mut to) = (Ahead::new(), Ahead::new());
-            for access in &bound.take {
-                access.ask(later.start * width..later.end * width, size, &mut from);
-            }
-            for access in bound.make.iter().filter(|_| !self.op.reduces()).chain(&bound.keep) {
-                access.ask(later.start * width..later.end * width, size, &mut to);
-            }
             // SAFETY: `run` checked the memory and gave every part its own rows; each buffer has room for a group, and
             // they do not overlap. A result goes where an input came from only if it is the same place, which
             // `Rows` and regions allow.
             unsafe {
-                let source = match &mut prologue {
-                    Some(region) => {
+                let summands = match sum {
+                    true => bound.take[0].direct(at, len).zip(bound.take[1].direct(at, len)),
+                    false => None,
+                };
+                let source = match (&mut prologue, summands) {
+                    (_, Some((a, _))) => a,
+                    (Some(region), None) => {
                         let kept = bound.keep.first().filter(|_| shared).and_then(|k| k.direct(at, len));
                         let source = kept.unwrap_or(first);
                         before.outputs[0] = self.dense(source, at);
                         region.run(&before, at, at + len);
                         source
                     }
-                    None => bound.take[0].direct(at, len).unwrap_or_else(|| {
+                    (None, None) => bound.take[0].direct(at, len).unwrap_or_else(|| {
                         bound.take[0].load(at, len, first);
                         first
                     }),
                 };
+                let read = |t: &*mut u8| *t == source || summands.is_some_and(|(_, b)| *t == b);
                 let target = match &epilogue {
                     None => bound.make[0]
                         .direct(out_at, out_len)
-                        .filter(|t| *t != source)
+                        .filter(|t| !read(t))
                         .unwrap_or(second),
                     Some(_) => second,
                 };
-                dispatch(Rows::<T> {
-                    op: self.op,
-                    source: std::slice::from_raw_parts(source.cast(), len),
-                    target: std::slice::from_raw_parts_mut(target.cast(), out_len),
-                    count,
-                    width,
-                    finish,
-                    from: &mut from,
-                    to: &mut to,
-                });
+                let x: &[T] = std::slice::from_raw_parts(source.cast(), len);
+                let y: &mut [T] = std::slice::from_raw_parts_mut(target.cast(), out_len);
+                match summands {
+                    Some((_, b)) => {
+                        let b = std::slice::from_raw_parts(b.cast(), len);
+                        self.compute(SumOf(x, b), y, (count, width), finish);
+                    }
+                    None => self.compute(x, y, (count, width), finish),
+                }
                 match &mut epilogue {
                     Some(region) => {
                         after.inputs[0] = self.dense(second, out_at);
@@ -339,6 +328,24 @@ impl Rowwise {
             }
         }
         BUFFER.set(buffer);
+    }
+
+    fn compute<T: Number, S: Source<T>>(
+        &self,
+        source: S,
+        target: &mut [T],
+        (count, width): (usize, usize),
+        finish: Finish<T>,
+    ) {
+        let op = self.op;
+        dispatch(Rows {
+            op,
+            source,
+            target,
+            count,
+            width,
+            finish,
+        });
     }
 
     /// The epilogue as part of a norm, if it is that simple. What has to be widened for it goes to `columns`.
@@ -385,7 +392,7 @@ impl Rowwise {
 
 thread_local! {
     /// Rows and results of this thread, taken while a part runs.
-    static BUFFER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    static BUFFER: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
 fn fail(op: RowOp, message: String) -> Error {

@@ -23,6 +23,9 @@ pub struct Grid {
 /// What it costs to fetch an element of an operand, in multiplications that could be made meanwhile.
 const FETCH: usize = 32;
 
+/// Parts of a thread where they may be small.
+const STRIPS: usize = 16;
+
 impl Grid {
     /// Cuts `m`×`n` into parts of at most `max_rows` rows; cuts fall on multiples of `units`.
     pub fn new(threads: usize, (m, n): (usize, usize), units: (usize, usize), max_rows: usize) -> Grid {
@@ -65,6 +68,21 @@ impl Grid {
         )
     }
 
+    /// Cuts `m`×`n` into parts of all rows and a few columns, a multiple of `unit`. Where weights set the pace, small
+    /// parts cost nothing and let a fast thread help a slow one.
+    pub fn strips(threads: usize, (m, n): (usize, usize), unit: usize) -> Grid {
+        let units = n.div_ceil(unit).max(1);
+        let columns = units.div_ceil(threads.max(1) * STRIPS) * unit;
+        Grid {
+            m,
+            n,
+            rows: m.max(1),
+            columns,
+            across: n.div_ceil(columns).max(1),
+            down: 1,
+        }
+    }
+
     pub fn parts(&self) -> usize {
         self.across * self.down
     }
@@ -90,16 +108,18 @@ mod tests {
             m in 0usize..300, n in 0usize..300, threads in 1usize..9, mu in 1usize..40, nu in 1usize..40, most in 1usize..300
         ) {
             let grid = Grid::new(threads, (m, n), (mu, nu), most);
-            let mut seen = vec![0u8; m * n];
-            for part in 0..grid.parts() {
-                let (rows, columns) = grid.part(part);
-                prop_assert!(rows.start % mu == 0 && columns.start % nu == 0);
-                prop_assert!(rows.len() <= most.max(mu).next_multiple_of(mu));
-                for r in rows {
-                    columns.clone().for_each(|c| seen[r * n + c] += 1);
+            for grid in [grid, Grid::strips(threads, (m, n), nu)] {
+                let mut seen = vec![0u8; m * n];
+                for part in 0..grid.parts() {
+                    let (rows, columns) = grid.part(part);
+                    prop_assert!(rows.start % mu == 0 && columns.start % nu == 0);
+                    prop_assert!(rows.len() <= most.max(mu).next_multiple_of(mu) || rows.len() == m);
+                    for r in rows {
+                        columns.clone().for_each(|c| seen[r * n + c] += 1);
+                    }
                 }
+                prop_assert!(seen.iter().all(|&s| s == 1));
             }
-            prop_assert!(seen.iter().all(|&s| s == 1));
         }
     }
 }

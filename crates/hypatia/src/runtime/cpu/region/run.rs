@@ -30,7 +30,11 @@ const LONG_TILE: usize = 16 * TILE;
 /// A cache line, so that registers are aligned.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "used by address")] [u8; 64]);
+pub(crate) struct Line(#[expect(dead_code, reason = "used by address")] [u8; 64]);
+
+impl Line {
+    pub(crate) const ZERO: Line = Line([0; 64]);
+}
 
 thread_local! {
     /// The registers of this thread. They are taken while a range runs, so that one inside another gets its own.
@@ -142,7 +146,7 @@ impl<'a> Runner<'a> {
         let p = &region.program;
         let mut arena = ARENA.take();
         if arena.len() * size_of::<Line>() < p.arena {
-            arena.resize(p.arena.div_ceil(size_of::<Line>()), Line([0; 64]));
+            arena.resize(p.arena.div_ceil(size_of::<Line>()), Line::ZERO);
         }
         let base: *mut u8 = arena.as_mut_ptr().cast();
         let place = |place: &Place| match *place {

@@ -1,13 +1,17 @@
 //! The arithmetic of rows, in vector lanes.
 //!
 //! Sums are taken in lanes over blocks, and over blocks in f64, so that their error does not grow with the row. A pass
-//! goes over chunks of a fixed size, which the compiler turns into vectors that stay in registers; between chunks it
-//! asks for memory that is needed next.
+//! goes over chunks of a fixed size, which the compiler turns into vectors that stay in registers.
 
-use std::ops::{Add, Div, Mul, Sub};
+#![expect(
+    clippy::needless_range_loop,
+    reason = "several arrays are counted through together, and iterators over one of them become slower code"
+)]
+
+use std::ops::{Add, Div, Mul, Range, Sub};
 
 use super::RowOp;
-use crate::runtime::cpu::lanes::{Ahead, Kernel};
+use crate::runtime::cpu::lanes::Kernel;
 use crate::runtime::cpu::math::real::{self, Real};
 
 /// A type that rows are computed in.
@@ -36,21 +40,92 @@ pub(super) enum Finish<'a, T> {
     ScaleShift(&'a [T], &'a [T]),
 }
 
+/// Numbers that rows are made of.
+pub(super) trait Source<T>: Copy {
+    fn len(self) -> usize;
+    /// Some of them; there are as many.
+    fn part(self, span: Range<usize>) -> Self;
+    /// The elements of the chunk of this number, for what is written at once.
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T;
+    /// Calls `f` with the places and the elements of the chunk of this number, for sums that stay in registers.
+    fn each<const L: usize>(self, number: usize, f: impl FnMut(usize, T));
+    /// One of them.
+    fn at(self, index: usize) -> T;
+}
+
+impl<T: Number> Source<T> for &[T] {
+    #[inline(always)]
+    fn len(self) -> usize {
+        <[T]>::len(self)
+    }
+    #[inline(always)]
+    fn part(self, span: Range<usize>) -> Self {
+        &self[span]
+    }
+    #[inline(always)]
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T {
+        let chunk = &self.as_chunks::<L>().0[number];
+        |i| chunk[i]
+    }
+    #[inline(always)]
+    fn each<const L: usize>(self, number: usize, mut f: impl FnMut(usize, T)) {
+        // A copy: it stays in registers, whatever is written meanwhile.
+        let chunk = self.as_chunks::<L>().0[number];
+        for i in 0..L {
+            f(i, chunk[i]);
+        }
+    }
+    #[inline(always)]
+    fn at(self, index: usize) -> T {
+        self[index]
+    }
+}
+
+/// Sums of two arrays of one length, made again in every pass: what they are made of stays in the cache, and nothing
+/// is stored in between.
+#[derive(Clone, Copy)]
+pub(super) struct SumOf<'a, T>(pub(super) &'a [T], pub(super) &'a [T]);
+
+impl<T: Number> Source<T> for SumOf<'_, T> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.0.len()
+    }
+    #[inline(always)]
+    fn part(self, span: Range<usize>) -> Self {
+        SumOf(&self.0[span.clone()], &self.1[span])
+    }
+    #[inline(always)]
+    fn chunk<const L: usize>(self, number: usize) -> impl Fn(usize) -> T {
+        let (a, b) = (&self.0.as_chunks::<L>().0[number], &self.1.as_chunks::<L>().0[number]);
+        |i| a[i] + b[i]
+    }
+    #[inline(always)]
+    fn each<const L: usize>(self, number: usize, mut f: impl FnMut(usize, T)) {
+        // One by one: an array of sums would go through memory.
+        let chunk = self.chunk::<L>(number);
+        for i in 0..L {
+            f(i, chunk(i));
+        }
+    }
+    #[inline(always)]
+    fn at(self, index: usize) -> T {
+        self.0[index] + self.1[index]
+    }
+}
+
 /// Some rows and room for what becomes of them.
-pub(super) struct Rows<'a, T> {
+pub(super) struct Rows<'a, T, S> {
     pub(super) op: RowOp,
-    pub(super) source: &'a [T],
+    pub(super) source: S,
     pub(super) target: &'a mut [T],
     pub(super) count: usize,
     pub(super) width: usize,
     /// What is done to the results of norms.
     pub(super) finish: Finish<'a, T>,
-    /// Memory that the next rows come from and go to.
-    pub(super) from: &'a mut Ahead,
-    pub(super) to: &'a mut Ahead,
 }
 
-impl<T: Number> Kernel for Rows<'_, T> {
+impl<T: Number, S: Source<T>> Kernel for Rows<'_, T, S> {
     type Output = ();
 
     #[inline(always)]
@@ -62,25 +137,23 @@ impl<T: Number> Kernel for Rows<'_, T> {
             count,
             width,
             finish,
-            from,
-            to,
         } = self;
         if op.reduces() {
             for row in 0..count {
-                let x = &source[row * width..(row + 1) * width];
+                let x = source.part(row * width..(row + 1) * width);
                 target[row] = match width < LANES {
-                    true => reduce::<T, NARROW>(op, x, from),
-                    false => reduce::<T, LANES>(op, x, from),
+                    true => reduce::<T, S, NARROW>(op, x),
+                    false => reduce::<T, S, LANES>(op, x),
                 };
             }
         } else if width > 0 {
             for first in (0..count).step_by(BATCH) {
                 let rows = BATCH.min(count - first);
                 let (start, end) = (first * width, (first + rows) * width);
-                let (x, y) = (&source[start..end], &mut target[start..end]);
+                let (x, y) = (source.part(start..end), &mut target[start..end]);
                 match width < LANES {
-                    true => normalise::<T, NARROW, FMA>(op, (rows, width), finish, x, y, from, to),
-                    false => normalise::<T, LANES, FMA>(op, (rows, width), finish, x, y, from, to),
+                    true => normalise::<T, S, NARROW, FMA>(op, (rows, width), finish, x, y),
+                    false => normalise::<T, S, LANES, FMA>(op, (rows, width), finish, x, y),
                 }
             }
         }
@@ -88,25 +161,23 @@ impl<T: Number> Kernel for Rows<'_, T> {
 }
 
 #[inline(always)]
-fn reduce<T: Number, const L: usize>(op: RowOp, x: &[T], from: &mut Ahead) -> T {
+fn reduce<T: Number, S: Source<T>, const L: usize>(op: RowOp, x: S) -> T {
     match op {
-        RowOp::Amax => greatest::<T, L>(x, from, real::maximum),
-        RowOp::Mean => T::from_f64(sums::<T, L, 1>(x, from, |v| [v])[0] / x.len() as f64),
-        _ => T::from_f64(sums::<T, L, 1>(x, from, |v| [v])[0]),
+        RowOp::Amax => greatest::<T, S, L>(x, real::maximum),
+        RowOp::Mean => T::from_f64(sums::<T, S, L, 1>(x, |v| [v])[0] / x.len() as f64),
+        _ => T::from_f64(sums::<T, S, L, 1>(x, |v| [v])[0]),
     }
 }
 
 /// At most `BATCH` rows. Every pass goes over all of them before the next one starts: what is left to do with the sums
 /// of a row takes long and happens beside the sums of the next.
 #[inline(always)]
-fn normalise<T: Number, const L: usize, const FMA: bool>(
+fn normalise<T: Number, S: Source<T>, const L: usize, const FMA: bool>(
     op: RowOp,
     (rows, width): (usize, usize),
     finish: Finish<T>,
-    x: &[T],
+    x: S,
     y: &mut [T],
-    from: &mut Ahead,
-    to: &mut Ahead,
 ) {
     let zero = T::from_f64(0.0);
     let (mut most, mut scale) = ([zero; BATCH], [zero; BATCH]);
@@ -117,18 +188,18 @@ fn normalise<T: Number, const L: usize, const FMA: bool>(
             for row in 0..rows {
                 // A NaN that the comparison passes over comes back in the exponentials.
                 let more = |a, b| if b > a { b } else { a };
-                most[row] = greatest::<T, L>(&x[span(row)], &mut Ahead::new(), more);
+                most[row] = greatest::<T, S, L>(x.part(span(row)), more);
             }
             for row in 0..rows {
-                let total = exponentials::<T, FMA>(&x[span(row)], &mut y[span(row)], most[row], from, to);
+                let total = exponentials::<T, S, FMA>(x.part(span(row)), &mut y[span(row)], most[row]);
                 scale[row] = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
             }
             for row in 0..rows {
-                let (x, y, most, scale) = (&x[span(row)], &mut y[span(row)], most[row], scale[row]);
+                let (x, y, most, scale) = (x.part(span(row)), &mut y[span(row)], most[row], scale[row]);
                 if op == RowOp::Softmax {
                     y.iter_mut().for_each(|v| *v = *v * scale);
                 } else {
-                    map::<T, L>(x, y, Finish::Nothing, &mut Ahead::new(), |v| (v - most) - scale);
+                    map::<T, S, L>(x, y, Finish::Nothing, |v| (v - most) - scale);
                 }
             }
         }
@@ -136,26 +207,26 @@ fn normalise<T: Number, const L: usize, const FMA: bool>(
             // The mean in two parts, since its rounding would matter.
             let mut low = [zero; BATCH];
             for row in 0..rows {
-                let (mean, variance) = moments::<T, L>(&x[span(row)], to);
+                let (mean, variance) = moments::<T, S, L>(x.part(span(row)));
                 most[row] = T::from_f64(mean);
                 low[row] = T::from_f64(mean - most[row].to_f64());
                 scale[row] = T::from_f64(1.0 / (variance + eps).sqrt());
             }
             for row in 0..rows {
                 let (high, low, scale) = (most[row], low[row], scale[row]);
-                map::<T, L>(&x[span(row)], &mut y[span(row)], finish, from, |v| {
+                map::<T, S, L>(x.part(span(row)), &mut y[span(row)], finish, |v| {
                     ((v - high) - low) * scale
                 });
             }
         }
         RowOp::RmsNorm { eps } => {
             for row in 0..rows {
-                let squares = sums::<T, L, 1>(&x[span(row)], to, |v| [square(v)])[0];
+                let squares = sums::<T, S, L, 1>(x.part(span(row)), |v| [square(v)])[0];
                 scale[row] = T::from_f64(1.0 / (squares / width as f64 + eps).sqrt());
             }
             for row in 0..rows {
                 let scale = scale[row];
-                map::<T, L>(&x[span(row)], &mut y[span(row)], finish, from, |v| v * scale);
+                map::<T, S, L>(x.part(span(row)), &mut y[span(row)], finish, |v| v * scale);
             }
         }
         RowOp::Sum | RowOp::Mean | RowOp::Amax => {}
@@ -164,14 +235,14 @@ fn normalise<T: Number, const L: usize, const FMA: bool>(
 
 /// The mean and the variance of a row.
 #[inline(always)]
-fn moments<T: Number, const L: usize>(x: &[T], ahead: &mut Ahead) -> (f64, f64) {
+fn moments<T: Number, S: Source<T>, const L: usize>(x: S) -> (f64, f64) {
     let n = x.len() as f64;
     // Sums of what is left of a mean are exact enough where it is within the spread. The first elements mostly know one.
-    let first = &x[..x.len().min(L)];
-    let mut rough = T::from_f64(sums::<T, L, 1>(first, &mut Ahead::new(), |v| [v])[0] / first.len() as f64);
+    let first = x.part(0..x.len().min(L));
+    let mut rough = T::from_f64(sums::<T, S, L, 1>(first, |v| [v])[0] / first.len() as f64);
     let mut result = (0.0, 0.0);
     for _ in 0..3 {
-        let [left, squares] = sums::<T, L, 2>(x, ahead, |v| [v - rough, square(v - rough)]);
+        let [left, squares] = sums::<T, S, L, 2>(x, |v| [v - rough, square(v - rough)]);
         let left = left / n;
         result = (rough.to_f64() + left, (squares / n - left * left).max(0.0));
         let better = T::from_f64(result.0);
@@ -192,63 +263,62 @@ fn square<T: Number>(x: T) -> T {
 
 /// Writes `f` of a row, and what `finish` makes of it.
 #[inline(always)]
-fn map<T: Number, const L: usize>(x: &[T], y: &mut [T], finish: Finish<T>, ahead: &mut Ahead, f: impl Fn(T) -> T) {
+fn map<T: Number, S: Source<T>, const L: usize>(x: S, y: &mut [T], finish: Finish<T>, f: impl Fn(T) -> T) {
     match finish {
-        Finish::Nothing => zip::<T, L>(x, x, x, y, ahead, |v, _, _| f(v)),
-        Finish::Scale(scale) => zip::<T, L>(x, scale, scale, y, ahead, |v, scale, _| f(v) * scale),
-        Finish::ScaleShift(scale, shift) => {
-            zip::<T, L>(x, scale, shift, y, ahead, |v, scale, shift| f(v) * scale + shift)
+        Finish::Nothing => {
+            let (chunks, rest) = y.as_chunks_mut::<L>();
+            let done = chunks.len() * L;
+            for (number, y) in chunks.iter_mut().enumerate() {
+                let x = x.chunk::<L>(number);
+                for i in 0..L {
+                    y[i] = f(x(i));
+                }
+            }
+            for (i, y) in rest.iter_mut().enumerate() {
+                *y = f(x.at(done + i));
+            }
         }
+        Finish::Scale(scale) => zip::<T, S, L>(x, scale, scale, y, |v, scale, _| f(v) * scale),
+        Finish::ScaleShift(scale, shift) => zip::<T, S, L>(x, scale, shift, y, |v, scale, shift| f(v) * scale + shift),
     }
 }
 
 #[inline(always)]
-fn zip<T: Number, const L: usize>(a: &[T], b: &[T], c: &[T], y: &mut [T], ahead: &mut Ahead, f: impl Fn(T, T, T) -> T) {
+fn zip<T: Number, S: Source<T>, const L: usize>(x: S, a: &[T], b: &[T], y: &mut [T], f: impl Fn(T, T, T) -> T) {
     let (a, a_rest) = a.as_chunks::<L>();
     let (b, b_rest) = b.as_chunks::<L>();
-    let (c, c_rest) = c.as_chunks::<L>();
     let (y, y_rest) = y.as_chunks_mut::<L>();
-    for (((y, a), b), c) in y.iter_mut().zip(a).zip(b).zip(c) {
-        fetch(ahead, a);
+    let done = y.len() * L;
+    for (number, ((y, a), b)) in y.iter_mut().zip(a).zip(b).enumerate() {
+        let x = x.chunk::<L>(number);
         for i in 0..L {
-            y[i] = f(a[i], b[i], c[i]);
+            y[i] = f(x(i), a[i], b[i]);
         }
     }
-    for (((y, a), b), c) in y_rest.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
-        *y = f(*a, *b, *c);
-    }
-}
-
-/// Asks for what corresponds to a chunk.
-#[inline(always)]
-fn fetch<T: Number, const L: usize>(ahead: &mut Ahead, _chunk: &[T; L]) {
-    match size_of::<[T; L]>() / 64 {
-        1 => ahead.fetch::<1>(),
-        2 => ahead.fetch::<2>(),
-        4 => ahead.fetch::<4>(),
-        _ => ahead.fetch::<8>(),
+    for (i, ((y, a), b)) in y_rest.iter_mut().zip(a_rest).zip(b_rest).enumerate() {
+        *y = f(x.at(done + i), *a, *b);
     }
 }
 
 /// Writes the exponentials of what is left of a row without its greatest element, and sums them.
 #[inline(always)]
-fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, from: &mut Ahead, to: &mut Ahead) -> f64 {
+fn exponentials<T: Number, S: Source<T>, const FMA: bool>(x: S, y: &mut [T], most: T) -> f64 {
     let zero = T::from_f64(0.0);
     let mut total = 0.0;
-    for (x, y) in x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)) {
+    for (block, y) in y.chunks_mut(BLOCK).enumerate() {
+        let x = x.part(block * BLOCK..block * BLOCK + y.len());
         // One vector: its additions take less time than its exponentials.
         let mut lanes = [zero; NARROW];
-        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<NARROW>(), y.as_chunks_mut::<NARROW>());
-        for (y, x) in y.iter_mut().zip(x) {
-            from.fetch::<1>();
-            to.fetch::<1>();
-            for i in 0..NARROW {
-                y[i] = (x[i] - most).exp_below::<FMA>();
+        let (chunks, rest) = y.as_chunks_mut::<NARROW>();
+        let done = chunks.len() * NARROW;
+        for (number, y) in chunks.iter_mut().enumerate() {
+            x.each::<NARROW>(number, |i, v| {
+                y[i] = (v - most).exp_below::<FMA>();
                 lanes[i] = lanes[i] + y[i];
-            }
+            });
         }
-        for ((lane, y), x) in lanes.iter_mut().zip(y_rest).zip(x_rest) {
-            *y = (*x - most).exp_below::<FMA>();
+        for (i, (lane, y)) in lanes.iter_mut().zip(rest).enumerate() {
+            *y = (x.at(done + i) - most).exp_below::<FMA>();
             *lane = *lane + *y;
         }
         total += join(lanes, |a, b| a + b).to_f64();
@@ -258,10 +328,11 @@ fn exponentials<T: Number, const FMA: bool>(x: &[T], y: &mut [T], most: T, from:
 
 /// The sums over a row of the numbers that `f` makes of an element.
 #[inline(always)]
-fn sums<T: Number, const L: usize, const N: usize>(x: &[T], ahead: &mut Ahead, f: impl Fn(T) -> [T; N]) -> [f64; N] {
+fn sums<T: Number, S: Source<T>, const L: usize, const N: usize>(x: S, f: impl Fn(T) -> [T; N]) -> [f64; N] {
     let mut totals = [0.0; N];
-    for block in x.chunks(BLOCK) {
-        let lanes = fold(block, [[T::from_f64(0.0); L]; N], ahead, |sums, v| {
+    for start in (0..x.len()).step_by(BLOCK) {
+        let block = x.part(start..x.len().min(start + BLOCK));
+        let lanes = fold(block, [[T::from_f64(0.0); L]; N], |sums, v| {
             let terms = f(v);
             std::array::from_fn(|k| sums[k] + terms[k])
         });
@@ -274,28 +345,27 @@ fn sums<T: Number, const L: usize, const N: usize>(x: &[T], ahead: &mut Ahead, f
 
 /// The greatest element by `f`, minus infinity if there is none.
 #[inline(always)]
-fn greatest<T: Number, const L: usize>(x: &[T], ahead: &mut Ahead, f: impl Fn(T, T) -> T) -> T {
+fn greatest<T: Number, S: Source<T>, const L: usize>(x: S, f: impl Fn(T, T) -> T) -> T {
     let least = [[T::from_f64(f64::NEG_INFINITY); L]];
-    let [lanes] = fold(x, least, ahead, |[most], v| [f(most, v)]);
+    let [lanes] = fold(x, least, |[most], v| [f(most, v)]);
     join(lanes, f)
 }
 
 /// Takes the elements of a row into lanes, `N` numbers in each.
 #[inline(always)]
-fn fold<T: Number, const L: usize, const N: usize>(
-    x: &[T],
+fn fold<T: Number, S: Source<T>, const L: usize, const N: usize>(
+    x: S,
     start: [[T; L]; N],
-    ahead: &mut Ahead,
     step: impl Fn([T; N], T) -> [T; N],
 ) -> [[T; L]; N] {
-    let (chunks, rest) = x.as_chunks::<L>();
-    let lanes = fold_chunks(chunks, start, ahead, &step);
-    if rest.is_empty() {
+    let whole = x.len() / L * L;
+    let lanes = fold_chunks(x, start, &step);
+    if whole == x.len() {
         return lanes;
     }
     let mut lanes = lanes;
-    for (i, v) in rest.iter().enumerate() {
-        let next = step(std::array::from_fn(|k| lanes[k][i]), *v);
+    for i in 0..x.len() - whole {
+        let next = step(std::array::from_fn(|k| lanes[k][i]), x.at(whole + i));
         for k in 0..N {
             lanes[k][i] = next[k];
         }
@@ -305,23 +375,19 @@ fn fold<T: Number, const L: usize, const N: usize>(
 
 /// The whole chunks of a row. By itself, since the lanes stay in registers only if nothing else refers to them.
 #[inline(always)]
-fn fold_chunks<T: Number, const L: usize, const N: usize>(
-    chunks: &[[T; L]],
+fn fold_chunks<T: Number, S: Source<T>, const L: usize, const N: usize>(
+    x: S,
     mut lanes: [[T; L]; N],
-    ahead: &mut Ahead,
     step: impl Fn([T; N], T) -> [T; N],
 ) -> [[T; L]; N] {
-    let mut near = *ahead;
-    for chunk in chunks {
-        fetch(&mut near, chunk);
-        for i in 0..L {
-            let next = step(std::array::from_fn(|k| lanes[k][i]), chunk[i]);
+    for number in 0..x.len() / L {
+        x.each::<L>(number, |i, v| {
+            let next = step(std::array::from_fn(|k| lanes[k][i]), v);
             for k in 0..N {
                 lanes[k][i] = next[k];
             }
-        }
+        });
     }
-    *ahead = near;
     lanes
 }
 

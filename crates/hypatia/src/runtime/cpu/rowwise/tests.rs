@@ -167,6 +167,49 @@ fn residual_norm_and_scale() {
 }
 
 /// A norm with factors and summands for each column, in a dtype.
+#[test]
+fn rows_of_sums_are_as_if_they_had_been_added_before() {
+    let add = || {
+        Region::new(
+            &[DType::F32; 2],
+            vec![Instruction::new(Op::Add, [0, 1])],
+            &[2],
+            Rounding::EveryOp,
+        )
+    };
+    for (op, width) in OPS.iter().flat_map(|&op| [1, 17, 64, 200, 1030, 5000].map(|w| (op, w))) {
+        let (rows, shape) = (5, [5, width]);
+        let strides = [width as isize, 1];
+        let (a, b) = (numbers(rows * width, 1.0), numbers(rows * width, -3.5));
+        let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        let results = if op.reduces() { rows } else { rows * width };
+        let steps = if op.reduces() { &[1isize][..] } else { &strides[..] };
+        let mut expected = vec![0f32; results];
+        let alone = Rowwise::new(op, DType::F32).unwrap();
+        let into = &mut [ViewMut::new(&mut expected, steps)];
+        alone.run(2, &shape, 1, &[View::new(&sum, &strides)], into).unwrap();
+        let whole = Rowwise::new(op, DType::F32)
+            .and_then(|r| r.with_prologue(add()?))
+            .unwrap();
+        // Into other memory, over the first and over the second summand.
+        for place in 0..3 {
+            let mut memory = [a.clone(), b.clone(), vec![0f32; results]];
+            let [x, y, z] = [0, 1, 2].map(|i| memory[i].as_mut_ptr().cast::<u8>());
+            let target = [z, x, y][place];
+            // SAFETY: the vectors live on; a result over a summand has its places.
+            unsafe {
+                let from = [x, y].map(|d| View::from_raw(d, DType::F32, &strides));
+                let mut to = [ViewMut::from_raw(target, DType::F32, steps)];
+                if place == 0 || !op.reduces() {
+                    whole.run(2, &shape, 1, &from, &mut to).unwrap();
+                    let got = std::slice::from_raw_parts(target.cast::<f32>(), results);
+                    assert_eq!(got, expected, "{op:?} of {width}, place {place}");
+                }
+            }
+        }
+    }
+}
+
 fn affine_norm(dtype: DType) -> Rowwise {
     let widen = |i| Instruction::new(Op::Cast(DType::F32), [i]);
     let code = vec![
