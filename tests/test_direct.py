@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch

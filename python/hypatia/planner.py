@@ -39,14 +39,15 @@ class Planner:
         optimization: Any,
         captured: Captured,
         options: Options,
-        saved: bool = False,
+        plain: int | None = None,
     ) -> None:
+        saved = plain is not None
         self.most = options.weight_copies
         # In training a ReLU is on or off by the last digit, and gradients show that.
         self.split = options.fp32_products == "auto" and not saved
         self.saved = saved
         """Results are kept for a backward pass: they may be inputs and views, and share memory."""
-        self._layouts = _layouts(captured) if saved else {}
+        self._layouts = _layouts(captured, plain) if plain is not None else {}
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -109,7 +110,7 @@ def attach(
     if len({storage_of(n) for n in checked}) != len(checked):
         return "no native plan: results share memory"
     try:
-        planner = Planner(gm, optimization, captured, options, saved=plain is not None)
+        planner = Planner(gm, optimization, captured, options, plain)
         described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
         return str(e)
@@ -142,13 +143,19 @@ def _follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def _layouts(captured: Captured) -> dict[str, Any]:
-    """Strides of tensors that do not lie one element after the other, by node: what it is, what it reads."""
+def _layouts(captured: Captured, plain: int) -> dict[str, Any]:
+    """Strides of tensors that do not lie one element after the other, by node: what it is, what it reads.
+
+    And those of results that a forward pass keeps: the backward pass has views of them.
+    """
 
     def strides(value: Any) -> list[int] | None:
         return list(value.stride()) if isinstance(value, torch.Tensor) and not _is_dense(value) else None
 
-    found: dict[str, Any] = {"results": {}, "reads": {}}
+    found: dict[str, Any] = {"results": {}, "reads": {}, "outputs": []}
+    if plain > 0:
+        kept = [value_of(n) for n in captured.results[plain:]]
+        found["outputs"] = [None] * plain + [list(v.stride()) for v in kept]
     for node in captured.nodes:
         value = value_of(node)
         items = value if isinstance(value, (list, tuple)) else [value]

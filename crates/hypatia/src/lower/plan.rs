@@ -125,6 +125,8 @@ struct Lowering<'a> {
     constants: Vec<Id>,
     /// Where nodes are that steps can read.
     place: FxHashMap<Id, Operand>,
+    /// Copies of nodes with other strides.
+    copies: FxHashMap<(Id, Vec<isize>), Operand>,
     /// Values of nodes with several results.
     items: FxHashMap<Id, Vec<Option<Operand>>>,
     calls: Vec<TorchCall>,
@@ -175,6 +177,7 @@ impl<'a> Lowering<'a> {
             inputs: vec![],
             constants: vec![],
             place: FxHashMap::default(),
+            copies: FxHashMap::default(),
             items: FxHashMap::default(),
             calls: vec![],
             tails: FxHashMap::default(),
@@ -216,9 +219,16 @@ impl<'a> Lowering<'a> {
             }
         }
         let mut results = vec![];
-        for id in self.program.node(self.program.root).children.clone() {
+        for (place, id) in self
+            .program
+            .node(self.program.root)
+            .children
+            .clone()
+            .into_iter()
+            .enumerate()
+        {
             if wish.saved {
-                results.push(self.returned(id)?);
+                results.push(self.returned(id, place)?);
                 continue;
             }
             let value = self.result(id)?;

@@ -9,6 +9,10 @@ use hypatia::{Options, optimize};
 
 /// The plan of a program whose tensors are all on a GPU.
 fn lowered(text: &str) -> Lowered {
+    lowered_as(text, &Wish::default())
+}
+
+fn lowered_as(text: &str, wish: &Wish) -> Lowered {
     let mut program = parse(text, Weights::Frozen).unwrap();
     for input in &mut program.leaves.inputs {
         if let Ty::Tensor(t) = &mut input.ty {
@@ -17,7 +21,7 @@ fn lowered(text: &str) -> Lowered {
     }
     let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    lower(&optimized, 1, &Wish::default()).unwrap()
+    lower(&optimized, 1, wish).unwrap()
 }
 
 const ROTATED: &str = "(let q (permute (reshape x:bf16[2,5,32] [2,5,4,8]) [0,2,1,3]))
@@ -108,4 +112,17 @@ fn gradients_of_activations_are_part_of_regions() {
         ));
         assert!(matches!(&lowered.plan.steps[..], [Task::Region(_)]), "{name}");
     }
+}
+
+#[test]
+fn what_is_kept_lies_as_the_backward_pass_expects() {
+    let mut wish = Wish {
+        saved: true,
+        ..Wish::default()
+    };
+    let text = "(tuple (exp (permute x:bf16[2,5,4,8] [0,2,1,3])))";
+    let returned = |wish: &Wish| lowered_as(text, wish).results[0].strides.clone();
+    assert_eq!(returned(&wish), [160, 40, 8, 1]);
+    wish.layouts.outputs = vec![Some(vec![160, 8, 32, 1])];
+    assert_eq!(returned(&wish), [160, 8, 32, 1]);
 }

@@ -19,6 +19,8 @@ pub struct Layouts {
     pub results: BTreeMap<String, Vec<Option<Vec<isize>>>>,
     /// Of what calls read that only torch knows.
     pub reads: BTreeMap<String, Vec<Option<Vec<isize>>>>,
+    /// Of the program's results, where it matters: what a backward pass is given must lie as its graph was made for.
+    pub outputs: Vec<Option<Vec<isize>>>,
 }
 
 impl Layouts {
@@ -77,17 +79,23 @@ impl Lowering<'_> {
         self.plan.values.len() - 1
     }
 
-    /// An operand with the strides that torch's call expects: a copy if it lies otherwise.
+    /// An operand with the strides that torch expects: a copy if it lies otherwise.
     pub(super) fn as_wanted(&mut self, id: Id, operand: Operand, wanted: Option<&[isize]>) -> Result<Operand> {
         let dense = Operand::dense(0, &operand.shape).strides;
         let wanted = wanted.unwrap_or(&dense);
         if alike(&operand.shape, &operand.strides, wanted) {
             return Ok(operand);
         }
-        let order = order(&operand.shape, wanted).ok_or_else(|| no_plan("a call that reads a tensor with gaps"))?;
+        let key = (id, wanted.to_vec());
+        if let Some(known) = self.copies.get(&key) {
+            return Ok(known.clone());
+        }
+        let order = order(&operand.shape, wanted).ok_or_else(|| no_plan("a tensor with gaps is wanted"))?;
         let lying = operand.permuted(&order);
         let copy = self.copied(id, &lying)?;
-        Ok(Operand::dense(copy, &lying.shape).permuted(&inverse(&order)))
+        let copy = Operand::dense(copy, &lying.shape).permuted(&inverse(&order));
+        self.copies.insert(key, copy.clone());
+        Ok(copy)
     }
 }
 

@@ -26,10 +26,14 @@ pub struct Returned {
 
 impl Lowering<'_> {
     /// A result that is kept for a backward pass.
-    pub(super) fn returned(&mut self, id: Id) -> Result<Returned> {
-        let operand = self.operand(id)?;
+    pub(super) fn returned(&mut self, id: Id, place: usize) -> Result<Returned> {
+        let mut operand = self.operand(id)?;
         if let Some(at) = self.plan.inputs.iter().position(|v| *v == operand.value) {
             return Ok(self.seen(&operand, true, at));
+        }
+        let wish = self.wish;
+        if let Some(Some(wanted)) = wish.layouts.outputs.get(place) {
+            operand = self.as_wanted(id, operand, Some(wanted))?;
         }
         if self.plan.constants.contains(&operand.value) {
             return Err(no_plan("a result that is made of weights only"));
