@@ -6,6 +6,7 @@ mod gradients;
 mod inline;
 mod joined;
 mod layouts;
+mod parts;
 mod pointwise;
 mod products;
 mod results;

@@ -65,3 +65,13 @@ fn a_norm_without_eps_takes_that_of_what_it_computes_in() {
         lowered.plan.steps
     );
 }
+
+#[test]
+fn a_factor_that_is_part_of_a_value_is_copied() {
+    // Products take their sizes from the shape of the factor's value.
+    let lowered = lowered("(tuple (mm x:[4,8] (slice y:[12,6] -2 0 8 1)))");
+    let [Task::Region(_), Task::Linear(product)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(lowered.plan.values[product.w].shape, [8, 6]);
+}
