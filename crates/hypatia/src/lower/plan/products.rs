@@ -189,8 +189,11 @@ impl Lowering<'_> {
                 return Ok((lying.value, true));
             }
         }
-        // Steps know a factor by the shape of its value.
-        match operand.offset == 0 && operand.is_dense() && self.plan.values[operand.value].shape == operand.shape {
+        // Steps take sizes from a factor's value: a part of one, or on the CPU another shape, is copied.
+        let value = &self.plan.values[operand.value];
+        let whole = value.numel() == operand.shape.iter().product::<usize>();
+        let alike = self.plan.machine == Machine::Cuda || value.shape == operand.shape;
+        match operand.offset == 0 && operand.is_dense() && whole && alike {
             true => Ok((operand.value, false)),
             false => Ok((self.copied(id, &operand)?, false)),
         }
