@@ -36,6 +36,38 @@ const PLANNED: &[(&str, usize)] = &[
         "(tuple (add (linear w1:[9,7] none (tanh x:[5,7])) (linear w2:[9,8] none (tanh y:[5,8]))))",
         4,
     ),
+    // Parts of a merged product that are results are written where they belong.
+    (
+        "(let h (linear w:[24,16] b:[24] x:[5,16]))
+         (tuple (slice h -1 0 10 1) (exp (slice h -1 10 16 1)) (reshape (slice h -1 16 24 1) [5,2,4]))",
+        4,
+    ),
+    (
+        "(let h (split (mm x:[5,16] w:[16,24]) [4,20] -1)) (tuple (getitem h 0) (getitem h 1))",
+        2,
+    ),
+    // Parts that are only read are not.
+    (
+        "(let h (linear w:[24,16] none x:[5,16])) (tuple (mul (slice h -1 0 12 1) (slice h -1 12 24 1)))",
+        2,
+    ),
+    // Neither are parts that overlap.
+    (
+        "(let h (linear w:[24,16] none x:[5,16])) (tuple (slice h -1 0 14 1) (slice h -1 12 24 1))",
+        3,
+    ),
+    // Narrow products of two activations.
+    ("(tuple (relu (mm x:[256,260] y:[260,40])))", 1),
+    (
+        "(tuple (matmul x:[2,130,256] y:[256,64]) (relu (matmul x w:[256,8])))",
+        2,
+    ),
+    ("(tuple (mm x:[256,256] (permute y:[33,256] [1,0])))", 1),
+    ("(tuple (add (linear y:[32,256] b:[32] x:[2,140,256]) r:[2,140,32]))", 1),
+    (
+        "(tuple (mm x:[256,256] (slice y:[300,40] -2 0 256 1)) (mm x (exp z:[256,33])))",
+        4,
+    ),
     ("(tuple (add (mul (exp x:[3,4,5]) y:[4,1]) 1.5))", 1),
     ("(tuple (where (gt x:[9] 0.25) (sub x 1.0) (clamp x none 0.0)))", 1),
     ("(tuple (tanh x:[6,7]) (sigmoid x))", 2),
@@ -192,6 +224,8 @@ fn the_rest_is_a_call_into_torch() {
     for (text, name) in [
         ("(tuple (softmax x:[4,4] -2))", "aten._softmax.default"),
         ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "aten.linear.default"),
+        // Wide products are torch's.
+        ("(tuple (mm x:[256,256] y:[256,256]))", "aten.mm.default"),
     ] {
         let program = parse(text, Weights::Live).unwrap();
         let optimized = optimize(&program, &Options::default()).unwrap();

@@ -80,17 +80,19 @@ pub fn place_in(blocks: &[Block], lives: &[Life]) -> (Vec<(Option<usize>, usize)
 /// Blocks of one size, handed out to callers: each caller has its own while it runs.
 pub struct Arenas {
     bytes: usize,
+    kept: usize,
     free: Mutex<Vec<Aligned<u8>>>,
 }
 
-/// Blocks kept for later callers.
+/// Blocks kept for later callers, at least.
 const KEPT: usize = 4;
 
 impl Arenas {
-    /// Blocks of so many bytes; none is made yet.
-    pub fn new(bytes: usize) -> Arenas {
+    /// Blocks of so many bytes, of which a caller uses so many; none is made yet.
+    pub fn new(bytes: usize, each: usize) -> Arenas {
         Arenas {
             bytes,
+            kept: KEPT.max(each),
             free: Mutex::new(vec![]),
         }
     }
@@ -106,7 +108,7 @@ impl Arenas {
         let mut block = taken.unwrap_or_else(|| Aligned::zeroed(self.bytes));
         let result = f(&mut block);
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
-        if free.len() < KEPT {
+        if free.len() < self.kept {
             free.push(block);
         }
         result

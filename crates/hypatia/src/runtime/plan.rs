@@ -2,6 +2,8 @@
 
 mod address;
 mod bind;
+mod chunks;
+mod product;
 mod ready;
 mod run;
 
@@ -51,8 +53,17 @@ pub struct Setting<'a> {
 /// A plan with its constants, ready to run, from any number of threads at once.
 pub struct Runnable {
     plan: Arc<Plan>,
-    /// The steps, with all that does not change from call to call.
-    steps: Vec<Ready>,
+    /// The steps, with all that does not change from call to call: for most chunks of rows, and for the last one if it
+    /// is shorter.
+    forms: Vec<Vec<Ready>>,
+    /// The first rows of the chunks; one chunk where rows are not apart.
+    starts: Vec<usize>,
+    /// Bytes from row to row of inputs and results, as far as chunks need them.
+    rows: Vec<usize>,
+    /// Chunks that are run at the same time.
+    together: usize,
+    /// Runs on torch's threads: torch is called, or has just computed what is multiplied here.
+    beside_torch: bool,
     constants: Vec<Memory>,
     /// What torch computes, by the number in the step.
     calls: Vec<Box<dyn Call>>,
@@ -78,9 +89,9 @@ impl Runnable {
         &self.plan
     }
 
-    /// Bytes of the values in between.
+    /// Bytes of the values in between, and of what is packed during a call.
     pub fn arena_bytes(&self) -> usize {
-        self.arenas.bytes()
+        self.arenas.bytes() * self.together + self.steps().iter().map(Ready::scratch).sum::<usize>()
     }
 
     /// Bytes of packed constants.
@@ -102,17 +113,23 @@ impl Runnable {
         self.weights().map(|w| w.packed.kind().name()).collect()
     }
 
+    /// The steps of the first chunk.
+    fn steps(&self) -> &[Ready] {
+        self.forms.first().map_or(&[], |steps| steps)
+    }
+
     fn weights(&self) -> impl Iterator<Item = &Weights> {
-        self.steps.iter().filter_map(Ready::weights)
+        self.steps().iter().filter_map(Ready::weights)
     }
 
     /// Which constants steps read as they are, by their place in the plan's `constants`.
     pub fn kept(&self) -> Vec<usize> {
         let mut read: Vec<ValueId> = self.plan.steps.iter().flat_map(Task::reads).collect();
-        for (step, ready) in self.plan.steps.iter().zip(&self.steps) {
-            if let (Task::Linear(l), Some(w)) = (step, ready.weights()) {
+        for (step, ready) in self.plan.steps.iter().zip(self.steps()) {
+            if let Task::Linear(l) = step {
                 read.extend(l.b);
-                read.extend(w.packed.kind().in_place().then_some(l.w));
+                let in_place = ready.weights().is_some_and(|w| w.packed.kind().in_place());
+                read.extend(in_place.then_some(l.w));
             }
         }
         (0..self.constants.len())
@@ -123,10 +140,12 @@ impl Runnable {
     /// What the weight at this place in memory was packed into.
     fn packed_for(&self, memory: Memory, l: &LinearStep, sizes: (usize, usize)) -> Option<Arc<Packed>> {
         let constant = |id: ValueId| self.plan.constants.iter().position(|c| *c == id);
-        let steps = self.plan.steps.iter().zip(&self.steps);
+        let steps = self.plan.steps.iter().zip(self.steps());
         steps
             .filter_map(|(step, ready)| match (step, ready.weights()) {
-                (Task::Linear(other), Some(w)) if other.transposed == l.transposed => Some((other, w)),
+                (Task::Linear(other), Some(w)) if (other.transposed, &other.columns) == (l.transposed, &l.columns) => {
+                    Some((other, w))
+                }
                 _ => None,
             })
             .find(|(other, w)| {

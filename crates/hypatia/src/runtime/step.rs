@@ -4,6 +4,7 @@ pub use super::operand::Operand;
 use super::operand::dense_strides;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::cpu::linear::Activation;
 use super::cpu::region::Region;
@@ -49,6 +50,8 @@ pub struct LinearStep {
     pub transposed: bool,
     /// Bias, as the weight.
     pub b: Option<ValueId>,
+    /// The columns of the result that are computed, if not all, from those parts of weight and bias; on the CPU only.
+    pub columns: Option<Range<usize>>,
     /// What is added at the end: rows, and how far apart.
     pub r: Option<(Operand, usize)>,
     /// What is applied before that.
@@ -181,6 +184,11 @@ impl LinearStep {
                 (k > 0 && all.is_multiple_of(k)).then(|| (all / k, k))
             }
         }
+    }
+
+    /// The columns that are computed, of so many.
+    pub fn part(&self, n: usize) -> Range<usize> {
+        self.columns.clone().unwrap_or(0..n)
     }
 }
 

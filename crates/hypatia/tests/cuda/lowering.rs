@@ -126,3 +126,13 @@ fn what_is_kept_lies_as_the_backward_pass_expects() {
     wish.layouts.outputs = vec![Some(vec![160, 8, 32, 1])];
     assert_eq!(returned(&wish), [160, 8, 32, 1]);
 }
+
+#[test]
+fn a_factor_that_is_part_of_a_value_is_copied() {
+    // Products take their sizes from the shape of the factor's value.
+    let lowered = lowered("(tuple (mm x:[4,8] (slice y:[12,6] -2 0 8 1)))");
+    let [Task::Region(_), Task::Linear(product)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(lowered.plan.values[product.w].shape, [8, 6]);
+}

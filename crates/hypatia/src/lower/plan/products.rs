@@ -1,5 +1,7 @@
 //! Products with what their steps take over: bias, activation, what is added.
 
+use std::ops::RangeInclusive;
+
 use egg::Id;
 
 use super::{Lowering, no_plan};
@@ -22,6 +24,12 @@ pub(super) struct Product {
     x: Id,
     transposed: bool,
 }
+
+/// A right factor that changes is packed where it is used for so many rows, has so many terms, and is one panel: wider
+/// products are torch's, which are as fast and need no copy.
+const ROWS: usize = 256;
+const TERMS: usize = 256;
+const COLUMNS: RangeInclusive<usize> = 32..=64;
 
 impl Lowering<'_> {
     /// What a linear layer's step takes over: an activation, then an addition of the same shape.
@@ -96,6 +104,7 @@ impl Lowering<'_> {
             ("linear", &[w, b, x]) => (w, (!self.is_attr(b)).then_some(b), x, false),
             ("addmm", &[b, x, m]) => (m, Some(b), x, true),
             ("mm", &[x, m]) => (m, None, x, true),
+            ("matmul", &[x, m]) if self.is_rows_by_matrix(x, m) => (m, None, x, true),
             _ => return None,
         };
         let weight = |id: Id| self.source.weight[usize::from(id)];
@@ -111,7 +120,27 @@ impl Lowering<'_> {
         };
         // cuBLASLt has no empty products.
         let filled = !gpu || !(empty || shape.contains(&0));
-        (constant(w) && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
+        let known = constant(w) || self.is_packed_each_time(id, w);
+        (known && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
+    }
+
+    /// Whether a general product multiplies rows by one matrix; GPUs leave those to torch.
+    fn is_rows_by_matrix(&self, x: Id, m: Id) -> bool {
+        let rank = |id: Id| self.shape(id).map_or(0, |(shape, _)| shape.len());
+        self.plan.machine == Machine::Cpu && rank(x) >= 2 && rank(m) == 2
+    }
+
+    /// Whether a product of two activations is large enough that its right factor is worth packing at each call.
+    fn is_packed_each_time(&self, id: Id, w: Id) -> bool {
+        let (Ok((result, dtype)), Ok((factor, _))) = (self.shape(id), self.shape(w)) else {
+            return false;
+        };
+        let Some((columns, rows)) = result.split_last() else {
+            return false;
+        };
+        let terms = factor.iter().product::<usize>() / (*columns).max(1);
+        let large = rows.iter().product::<usize>() >= ROWS && terms >= TERMS && COLUMNS.contains(columns);
+        self.plan.machine == Machine::Cpu && !self.wish.saved && dtype == DType::F32 && large
     }
 
     pub(super) fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
@@ -122,36 +151,51 @@ impl Lowering<'_> {
         let (w, flipped) = self.right(product.w)?;
         let b = product.b.map(|b| self.whole(b)).transpose()?;
         let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
-        let y = self.new_value(id)?;
-        self.plan.steps.push(Task::Linear(LinearStep {
-            x,
-            x_stride,
-            m,
-            w,
-            transposed: product.transposed != flipped,
-            b,
-            r: r.map(|(operand, _, stride)| (operand, stride)),
-            activation: tail.activation,
-            y,
-            gradient: Gradient {
-                x_transposed,
-                ..Gradient::default()
-            },
-        }));
+        let constant = self.source.weight[usize::from(product.w)];
+        let parts = match self.parts(id).filter(|_| id == linear && constant) {
+            Some(parts) => parts.into_iter().map(|(part, columns)| (part, Some(columns))).collect(),
+            None => vec![(id, None)],
+        };
+        for (part, columns) in parts {
+            // Nothing is left to do for a part.
+            self.inside[usize::from(part)] |= columns.is_some();
+            let y = self.new_value(part)?;
+            self.plan.steps.push(Task::Linear(LinearStep {
+                x: x.clone(),
+                x_stride,
+                m,
+                w,
+                transposed: product.transposed != flipped,
+                b,
+                columns,
+                r: r.as_ref().map(|(operand, _, stride)| (operand.clone(), *stride)),
+                activation: tail.activation,
+                y,
+                gradient: Gradient {
+                    x_transposed,
+                    ..Gradient::default()
+                },
+            }));
+        }
         Ok(())
     }
 
     /// A product's right factor, and whether its transpose lies there.
     fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
         let operand = self.operand(id)?;
-        if self.plan.machine == Machine::Cuda && !operand.is_dense() && operand.shape.len() == 2 {
-            let lying = operand.permuted(&[1, 0]);
-            let all = |shape: &[usize]| shape.iter().product::<usize>();
-            if lying.is_dense() && lying.offset == 0 && all(&self.plan.values[lying.value].shape) == all(&lying.shape) {
-                return Ok((lying.value, true));
-            }
+        // Steps take sizes from a factor's value: a part of one, or on the CPU another shape, is copied.
+        let is_value = |o: &Operand| {
+            let value = &self.plan.values[o.value];
+            let whole = o.offset == 0 && o.is_dense() && value.numel() == o.shape.iter().product::<usize>();
+            whole && (self.plan.machine == Machine::Cuda || value.shape == o.shape)
+        };
+        if is_value(&operand) {
+            return Ok((operand.value, false));
         }
-        Ok((self.whole(id)?, false))
+        if operand.shape.len() == 2 && is_value(&operand.permuted(&[1, 0])) {
+            return Ok((operand.value, true));
+        }
+        Ok((self.copied(id, &operand)?, false))
     }
 
     /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.

@@ -41,13 +41,8 @@ impl Lowering<'_> {
                 .broadcast(&shape)
                 .ok_or_else(|| no_plan("an expansion to another shape"))?,
             "slice" => {
-                let dim = self.dimension(children[1], x.shape.len())?;
-                let step = self.int(children[4])?.max(1);
-                let start = match &self.program.node(children[2]).op {
-                    Op::Attr(Attr::None) => 0,
-                    _ => place(self.int(children[2])?, x.shape[dim]),
-                };
-                x.sliced(dim, start, shape[dim], step as usize)
+                let (dim, start, step) = self.sliced(id, &x.shape)?;
+                x.sliced(dim, start, shape[dim], step)
             }
             "select" => {
                 let dim = self.dimension(children[1], x.shape.len())?;
@@ -56,6 +51,18 @@ impl Lowering<'_> {
             }
             _ => x,
         }))
+    }
+
+    /// The dimension that a slice is taken of, given the sizes of the whole; its first index and its step.
+    pub(super) fn sliced(&self, id: Id, whole: &[usize]) -> Result<(usize, usize, usize)> {
+        let children = &self.program.node(id).children;
+        let dim = self.dimension(children[1], whole.len())?;
+        let step = self.int(children[4])?.max(1);
+        let start = match &self.program.node(children[2]).op {
+            Op::Attr(Attr::None) => 0,
+            _ => place(self.int(children[2])?, whole[dim]),
+        };
+        Ok((dim, start, step as usize))
     }
 
     /// One of several results.

@@ -6,12 +6,14 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod fresh;
 mod portable;
 
 use super::aligned::Aligned;
 use super::lanes::{self, Level};
 use super::linear::{Activation, Grid, Layer, Rows, Sink, share};
 use crate::runtime::pool::Pool;
+pub use fresh::{Factor, Right};
 use std::ops::Range;
 
 /// Floats in a vector.

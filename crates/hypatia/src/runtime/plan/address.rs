@@ -1,5 +1,6 @@
 //! Where values are during a call.
 
+use super::chunks::Chunks;
 use super::{Memory, Operand, Place, Plan, ValueId, broken};
 use crate::error::Result;
 use crate::runtime::arena::{Block, place_in};
@@ -46,34 +47,53 @@ pub(super) struct Addresses {
     pub(super) bytes: usize,
 }
 
+/// Where values are during a call, as far as that does not depend on constants.
+pub(super) struct Layout {
+    places: Vec<Place>,
+    /// Values in between, by their number: the result whose memory they are in, if any, and bytes from its start.
+    between: Vec<(ValueId, Option<usize>, usize)>,
+    /// Bytes of the block of values in between.
+    pub(super) bytes: usize,
+}
+
 impl Plan {
     /// Gives every value a place. Values in between lie in the memory of results that are not written yet, where they
     /// fit, and in a block of their own.
-    pub(super) fn addresses(&self, constants: &[Memory]) -> Result<Addresses> {
-        let (mut places, ids, lives) = self.lives()?;
+    pub(super) fn layout(&self, chunks: &Chunks) -> Result<Layout> {
+        let (places, ids, lives) = self.lives(chunks)?;
         let results: Vec<Block> = (self.outputs.iter())
             .map(|id| Block {
-                bytes: self.values[*id].bytes(),
+                bytes: chunks.spare(self, *id),
                 until: (self.steps.iter())
                     .position(|step| step.writes().contains(id))
                     .unwrap_or(0),
             })
             .collect();
         let (found, bytes) = place_in(&results, &lives);
+        let between = ids.into_iter().zip(found).map(|(id, (block, at))| (id, block, at));
+        Ok(Layout {
+            places,
+            between: between.collect(),
+            bytes,
+        })
+    }
+
+    /// The addresses of all values, given those of constants.
+    pub(super) fn addresses(&self, constants: &[Memory], chunks: &Chunks) -> Result<Addresses> {
+        let layout = self.layout(chunks)?;
         let (input, output) = (1, 1 + self.inputs.len());
         let within = |block, offset| Some(Address::Within { block, offset });
-        let mut of: Vec<Option<Address>> = vec![None; places.len()];
-        for (id, place) in places.drain(..).enumerate() {
-            of[id] = match place {
-                Place::Input(i) => within(input + i, 0),
-                Place::Output(i) => within(output + i, 0),
-                Place::Constant(i) => Some(Address::Fixed(constants[i].0)),
-                Place::Arena(_) | Place::Nowhere => None,
-            };
-        }
-        for (id, (block, offset)) in ids.into_iter().zip(found) {
+        let address = |place: &Place| match *place {
+            Place::Input(i) => within(input + i, 0),
+            Place::Output(i) => within(output + i, 0),
+            Place::Constant(i) => Some(Address::Fixed(constants[i].0)),
+            Place::Arena(_) | Place::Nowhere => None,
+        };
+        let mut of: Vec<Option<Address>> = layout.places.iter().map(address).collect();
+        for (id, block, offset) in layout.between {
             of[id] = within(block.map_or(0, |b| output + b), offset);
         }
+        let bytes = layout.bytes;
         Ok(Addresses { of, bytes })
     }
 }

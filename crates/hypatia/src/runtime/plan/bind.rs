@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use half::bf16;
 
+use super::chunks::{Chunks, Form};
 use super::ready::{Ready, Weights};
 use super::{
     Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice,
@@ -28,6 +29,20 @@ impl Plan {
         calls: Vec<Box<dyn Call>>,
         setting: Setting<'_>,
     ) -> Result<Runnable> {
+        let chunks = self.chunks(setting.threads)?;
+        // SAFETY: handed on.
+        unsafe { self.bind_in(chunks, constants, calls, setting) }
+    }
+
+    /// # Safety
+    /// As for [`Plan::bind`].
+    pub(super) unsafe fn bind_in(
+        self: Arc<Plan>,
+        chunks: Chunks,
+        constants: &[Memory],
+        calls: Vec<Box<dyn Call>>,
+        setting: Setting<'_>,
+    ) -> Result<Runnable> {
         if self.machine != Machine::Cpu {
             return Err(broken("made for another machine"));
         }
@@ -40,6 +55,35 @@ impl Plan {
                 self.calls()
             )));
         }
+        // SAFETY: the caller vouches for the memory.
+        let weights = unsafe { self.all_weights(constants, setting)? };
+        let addresses = self.addresses(constants, &chunks)?;
+        let bound = |form: Form<'_>| {
+            let steps = self.steps.iter().zip(&weights);
+            let ready = steps.map(|(step, weights)| Ready::new(&self, step, weights.clone(), (&addresses, form)));
+            ready.collect::<Result<Vec<Ready>>>()
+        };
+        let forms = chunks.forms().into_iter().map(bound).collect::<Result<Vec<_>>>()?;
+        let products = forms.iter().flatten().any(|ready| matches!(ready, Ready::Product(_)));
+        let row = |id: &ValueId| chunks.row(&self, *id);
+        Ok(Runnable {
+            forms,
+            starts: chunks.starts(),
+            rows: self.inputs.iter().chain(&self.outputs).map(row).collect(),
+            together: chunks.together,
+            beside_torch: products || !calls.is_empty(),
+            constants: constants.to_vec(),
+            calls,
+            arenas: Arenas::new(addresses.bytes, chunks.together),
+            plan: self,
+        })
+    }
+
+    /// The weights of all steps that have some, as their kernels like them.
+    ///
+    /// # Safety
+    /// As for [`Plan::bind`].
+    unsafe fn all_weights(&self, constants: &[Memory], setting: Setting<'_>) -> Result<Vec<Option<Weights>>> {
         let given = |id: ValueId| {
             let at = self.constants.iter().position(|c| *c == id);
             at.map(|i| constants[i])
@@ -53,50 +97,41 @@ impl Plan {
                 Task::Linear(l) if l.gradient != Gradient::default() => {
                     return Err(broken("a step of a GPU"));
                 }
-                Task::Linear(l) => {
+                Task::Linear(l) if self.constants.contains(&l.w) => {
                     let left = Setting {
                         limit: setting.limit.saturating_sub(start.elapsed()),
                         most: setting.most.map(|most| most.saturating_sub(copies)),
                         ..setting
                     };
-                    // SAFETY: the caller vouches for the memory; sizes and dtype are the value's.
+                    // SAFETY: by the caller; sizes and dtype are the value's.
                     let packed = unsafe { self.packed(l, given(l.w)?, left)? };
                     copies += packed.bytes();
                     Some(Weights {
                         packed,
-                        bias: l.b.map(given).transpose()?,
+                        bias: l.b.map(|b| self.bias(l, given(b)?)).transpose()?,
                     })
                 }
                 Task::Columns(_) | Task::Norm(_) => return Err(broken("a step of a GPU")),
-                Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
+                Task::Linear(_) | Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
             });
         }
-        let addresses = self.addresses(constants)?;
-        let steps = (self.steps.iter().zip(weights))
-            .map(|(step, weights)| Ready::new(&self, step, weights, &addresses))
-            .collect::<Result<_>>()?;
-        Ok(Runnable {
-            steps,
-            constants: constants.to_vec(),
-            calls,
-            arenas: Arenas::new(addresses.bytes),
-            plan: self,
-        })
+        Ok(weights)
     }
 
     /// # Safety
     /// The memory holds the weight, for as long as the result is used.
     unsafe fn packed(&self, l: &LinearStep, w: Memory, setting: Setting<'_>) -> Result<Arc<Packed>> {
         let weight = self.value(l.w)?;
-        let Some((n, k)) = l.sizes(&weight.shape) else {
+        let Some((all, k)) = l.sizes(&weight.shape) else {
             return Err(broken("a weight that is no matrix"));
         };
+        let n = l.part(all).len();
         if let Some(known) = setting.like.and_then(|other| other.packed_for(w, l, (n, k))) {
             return Ok(known);
         }
         let mut kinds = Kind::candidates(weight.dtype, l.m, ErrorClass::Fp32, !l.transposed);
         kinds.retain(|kind| !setting.without.iter().any(|name| name == kind.name()));
-        if setting.most.is_some_and(|most| most < weight.bytes()) {
+        if setting.most.is_some_and(|most| most < n * k * weight.dtype.size()) {
             kinds.retain(|kind| kind.in_place());
             if kinds.is_empty() {
                 return Err(broken("copies of weights would take more memory than they may"));
@@ -115,12 +150,23 @@ impl Plan {
         // SAFETY: by the caller.
         let packed = unsafe {
             match weight.dtype {
-                DType::F32 => Packed::first(&kinds, Rows::dense(&rows::<f32>(l, slice(w, n * k), n, k), k), n, k),
-                DType::BF16 => Packed::first(&kinds, Rows::dense(&rows::<bf16>(l, slice(w, n * k), n, k), k), n, k),
+                DType::F32 => Packed::first(&kinds, Rows::dense(&rows::<f32>(l, slice(w, all * k), all, k), k), n, k),
+                DType::BF16 => Packed::first(
+                    &kinds,
+                    Rows::dense(&rows::<bf16>(l, slice(w, all * k), all, k), k),
+                    n,
+                    k,
+                ),
                 other => return Err(broken(format!("no linear layer for {}", other.name()))),
             }
         };
         packed.map(Arc::new).map_err(|e| broken(e.to_string()))
+    }
+
+    /// Where the bias of the columns starts that are computed.
+    fn bias(&self, l: &LinearStep, whole: Memory) -> Result<Memory> {
+        let first = l.columns.as_ref().map_or(0, |c| c.start);
+        Ok(Memory(whole.0.wrapping_add(first * self.value(l.w)?.dtype.size())))
     }
 
     /// How many calls into torch there are.
@@ -136,7 +182,7 @@ impl Plan {
 
     /// Where each value is, and the bytes of the values in between.
     pub(in crate::runtime) fn places(&self) -> Result<(Vec<Place>, usize)> {
-        let (mut places, ids, lives) = self.lives()?;
+        let (mut places, ids, lives) = self.lives(&Chunks::whole())?;
         let (offsets, bytes) = place(&lives);
         for (id, offset) in ids.into_iter().zip(offsets) {
             places[id] = Place::Arena(offset);
@@ -145,7 +191,7 @@ impl Plan {
     }
 
     /// Where inputs, constants and results are; the values in between and when they live.
-    pub(super) fn lives(&self) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
+    pub(super) fn lives(&self, chunks: &Chunks) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
         let mut places = vec![Place::Nowhere; self.values.len()];
         for (i, id) in self.inputs.iter().enumerate() {
             places[*id] = Place::Input(i);
@@ -168,7 +214,8 @@ impl Plan {
         for (first, step) in self.steps.iter().enumerate() {
             for id in step.writes() {
                 if places[id] == Place::Nowhere {
-                    let (bytes, last) = (self.value(id)?.bytes(), last_read[id].max(first));
+                    let last = last_read[id].max(first);
+                    let bytes = chunks.bytes(self, id);
                     ids.push(id);
                     lives.push(Life { bytes, first, last });
                 }
@@ -178,10 +225,12 @@ impl Plan {
     }
 }
 
-/// A weight with a row for each column of the result.
+/// A weight with a row for each column that is computed, of `n` columns.
 fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Cow<'a, [T]> {
+    let columns = l.part(n);
     if !l.transposed {
-        return Cow::Borrowed(weight);
+        return Cow::Borrowed(&weight[columns.start * k..columns.end * k]);
     }
-    Cow::Owned((0..n * k).map(|i| weight[i % k * n + i / k]).collect())
+    let row = |column: usize| (0..k).map(move |term| weight[term * n + column]);
+    Cow::Owned(columns.flat_map(row).collect())
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::address::{Address, Addresses};
+use super::chunks::Form as Chunk;
+use super::product::Product;
 use super::{LinearStep, Memory, Operand, Plan, RegionStep, RowStep, Task, TorchStep, ValueId, broken};
 use crate::error::Result;
 use crate::runtime::cpu::linear::Packed;
@@ -11,6 +13,7 @@ use crate::runtime::cpu::rowwise::RowFit;
 use crate::ty::DType;
 
 /// Weights in the form that a step likes best.
+#[derive(Clone)]
 pub(super) struct Weights {
     pub(super) packed: Arc<Packed>,
     pub(super) bias: Option<Memory>,
@@ -26,10 +29,14 @@ pub(super) struct Ends {
 pub(super) enum Ready {
     Linear {
         weights: Weights,
+        /// Rows.
+        m: usize,
         x: Address,
         r: Option<Address>,
         y: Address,
     },
+    /// A linear layer whose weight is an activation, too.
+    Product(Product),
     Region(Fit, Ends),
     Rows(RowFit, Ends),
     /// With sizes and strides of the results.
@@ -40,12 +47,21 @@ pub(super) enum Ready {
 pub(super) type Form = (Vec<usize>, Vec<isize>);
 
 impl Ready {
-    pub(super) fn new(plan: &Plan, step: &Task, weights: Option<Weights>, at: &Addresses) -> Result<Ready> {
+    /// A step for a chunk of rows.
+    pub(super) fn new(
+        plan: &Plan,
+        step: &Task,
+        weights: Option<Weights>,
+        at: (&Addresses, Chunk<'_>),
+    ) -> Result<Ready> {
         match step {
-            Task::Linear(l) => Ready::linear(weights.ok_or_else(|| broken("a linear layer without weights"))?, l, at),
+            Task::Linear(l) => match weights {
+                Some(weights) => Ready::linear(weights, l, at),
+                None => Ok(Ready::Product(Product::new(plan, l, at.1.part(l.m), at.0)?)),
+            },
             Task::Region(r) => Ready::region(plan, r, at),
             Task::Rows(r) => Ready::rows(plan, r, at),
-            Task::Torch(t) => Ready::torch(plan, t, at),
+            Task::Torch(t) => Ready::torch(plan, t, at.0),
             Task::Columns(_) | Task::Norm(_) => Err(broken("a step of a GPU")),
         }
     }
@@ -57,9 +73,18 @@ impl Ready {
         }
     }
 
-    fn linear(weights: Weights, l: &LinearStep, at: &Addresses) -> Result<Ready> {
+    /// Bytes that only this step uses, during a call.
+    pub(super) fn scratch(&self) -> usize {
+        match self {
+            Ready::Product(product) => product.bytes(),
+            _ => 0,
+        }
+    }
+
+    fn linear(weights: Weights, l: &LinearStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
         let size = weights.packed.kind().dtype().size();
         Ok(Ready::Linear {
+            m: chunk.part(l.m),
             x: at.operand(&l.x, size)?,
             r: (l.r.as_ref()).map(|(r, _)| at.operand(r, size)).transpose()?,
             y: at.value(l.y)?,
@@ -67,17 +92,19 @@ impl Ready {
         })
     }
 
-    fn region(plan: &Plan, r: &RegionStep, at: &Addresses) -> Result<Ready> {
+    fn region(plan: &Plan, r: &RegionStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
         let outputs: Vec<(DType, &[isize])> = (r.outputs.iter())
             .map(|id| (plan.values[*id].dtype, &r.dense[..]))
             .collect();
-        let fit = r.region.fit(&r.shape, &tensors(plan, &r.inputs), &outputs)?;
+        let fit = r
+            .region
+            .fit(&chunk.shape(&r.shape), &tensors(plan, &r.inputs), &outputs)?;
         Ok(Ready::Region(fit, ends(plan, &r.inputs, &r.outputs, at)?))
     }
 
-    fn rows(plan: &Plan, r: &RowStep, at: &Addresses) -> Result<Ready> {
+    fn rows(plan: &Plan, r: &RowStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
         let output = (plan.values[r.output].dtype, &r.dense[..]);
-        let fit = (r.rows).fit(&r.shape, r.reduced, &tensors(plan, &r.inputs), &[output])?;
+        let fit = (r.rows).fit(&chunk.shape(&r.shape), r.reduced, &tensors(plan, &r.inputs), &[output])?;
         Ok(Ready::Rows(fit, ends(plan, &r.inputs, &[r.output], at)?))
     }
 

@@ -1,5 +1,7 @@
 //! Running a plan: its steps in order, over memory that was planned.
 
+use std::sync::{Mutex, PoisonError};
+
 use half::bf16;
 use smallvec::SmallVec;
 
@@ -8,7 +10,7 @@ use super::ready::{Ends, Form, Ready, Weights};
 use super::{LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
 use crate::error::Result;
 use crate::runtime::cpu::linear::{Epilogue, LinearElement, Rows, RowsMut};
-use crate::runtime::pool::on_borrowed;
+use crate::runtime::pool::{Pool, on_borrowed};
 use crate::runtime::torch::Strided;
 use crate::ty::DType;
 
@@ -21,7 +23,7 @@ impl Runnable {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
             return Err(broken("another number of inputs or outputs"));
         }
-        if self.calls.is_empty() {
+        if !self.beside_torch {
             // SAFETY: by the caller.
             return unsafe { self.run_steps(threads, inputs, outputs) };
         }
@@ -32,11 +34,36 @@ impl Runnable {
     /// # Safety
     /// As for `run`.
     unsafe fn run_steps(&self, threads: usize, inputs: &[Memory], outputs: &[Memory]) -> Result<()> {
+        let given: SmallVec<[Memory; 15]> = inputs.iter().chain(outputs).copied().collect();
+        if self.together == 1 || threads == 1 {
+            // SAFETY: by the caller.
+            return (0..self.starts.len()).try_for_each(|chunk| unsafe { self.chunk(chunk, threads, &given) });
+        }
+        let failed = Mutex::new(None);
+        Pool::global().run(threads, self.starts.len(), &|chunk| {
+            // SAFETY: by the caller; chunks write other rows of the results and have blocks of their own.
+            if let Err(e) = unsafe { self.chunk(chunk, 1, &given) } {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+            }
+        });
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Runs all steps for a chunk of rows.
+    ///
+    /// # Safety
+    /// As for `run`, for the chunk's rows.
+    unsafe fn chunk(&self, chunk: usize, threads: usize, given: &[Memory]) -> Result<()> {
+        let (start, last) = (self.starts[chunk], chunk + 1 == self.starts.len());
+        let form = if last { self.forms.last() } else { self.forms.first() };
+        let steps = form.map_or(&[][..], |steps| steps);
         self.arenas.with(|arena| {
             let mut blocks: SmallVec<[*mut u8; 16]> = SmallVec::new();
             blocks.push(arena.as_mut_ptr());
-            blocks.extend(inputs.iter().chain(outputs).map(|m| m.0));
-            for (at, (step, ready)) in self.plan.steps.iter().zip(&self.steps).enumerate() {
+            let moved = given.iter().zip(&self.rows);
+            blocks.extend(moved.map(|(m, row)| m.0.wrapping_add(start * row)));
+            for (at, (step, ready)) in self.plan.steps.iter().zip(steps).enumerate() {
                 // SAFETY: values that live at the same time do not overlap, and sizes are the values'.
                 let done = unsafe { self.step(threads, step, ready, &blocks) };
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
@@ -51,13 +78,14 @@ impl Runnable {
         // SAFETY: by the caller; fits were made for these steps.
         unsafe {
             match (step, ready) {
-                (Task::Linear(l), Ready::Linear { weights, x, r, y }) => {
+                (Task::Linear(l), Ready::Linear { weights, m, x, r, y }) => {
                     let at = (x.of(blocks), r.map(|r| r.of(blocks)), y.of(blocks));
                     match weights.packed.kind().dtype() {
-                        DType::F32 => linear::<f32>(threads, l, weights, at),
-                        _ => linear::<bf16>(threads, l, weights, at),
+                        DType::F32 => linear::<f32>(threads, l, *m, weights, at),
+                        _ => linear::<bf16>(threads, l, *m, weights, at),
                     }
                 }
+                (Task::Linear(l), Ready::Product(product)) => product.run(threads, l, blocks),
                 (Task::Region(r), Ready::Region(fit, ends)) => {
                     let (inputs, outputs) = (all(&ends.inputs, blocks), all(&ends.outputs, blocks));
                     r.region.run_at(fit, threads, &inputs, &outputs);
@@ -121,6 +149,7 @@ const FEW: usize = 4;
 unsafe fn linear<T: LinearElement>(
     threads: usize,
     l: &LinearStep,
+    m: usize,
     weights: &Weights,
     (x, r, y): (*mut u8, Option<*mut u8>, *mut u8),
 ) -> Result<()> {
@@ -131,18 +160,18 @@ unsafe fn linear<T: LinearElement>(
         let epilogue = Epilogue {
             bias: weights.bias.map(|b| slice(b, n)),
             activation: l.activation,
-            residual: residual.map(|((_, stride), start)| rows_at(start, l.m, n, *stride)),
+            residual: residual.map(|((_, stride), start)| rows_at(start, m, n, *stride)),
             round_before_activation: true,
         };
-        let result = RowsMut::dense(slice_mut(Memory(y), l.m * n), n);
-        (weights.packed).run::<T>(threads, rows_at(x, l.m, k, l.x_stride), l.m, result, &epilogue)
+        let result = RowsMut::dense(slice_mut(Memory(y), m * n), n);
+        (weights.packed).run::<T>(threads, rows_at(x, m, k, l.x_stride), m, result, &epilogue)
     };
     done.map_err(|e| broken(e.to_string()))
 }
 
 /// # Safety
 /// The rows are within their value.
-unsafe fn rows_at<'a, T>(start: *mut u8, count: usize, columns: usize, stride: usize) -> Rows<'a, T> {
+pub(super) unsafe fn rows_at<'a, T>(start: *mut u8, count: usize, columns: usize, stride: usize) -> Rows<'a, T> {
     let length = if count == 0 { 0 } else { (count - 1) * stride + columns };
     Rows {
         // SAFETY: by the caller.
