@@ -43,6 +43,9 @@ SPLIT = {"bf16x6"}
 PLAINER = 256 << 20
 """Bytes of packed weights up to which a second plan without such layers is tried."""
 
+REST, BRIEF = 0.003, 0.002
+"""Seconds in which idle threads go to sleep, and of a call so long that it does not matter."""
+
 GRAPH = "hypatia_native"
 """Key of a graph's metadata: what runs it by its plans."""
 
@@ -337,7 +340,8 @@ class NativeGraph:
     def _timed(self, forms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
         """What a call usually takes in each form, in turns."""
         times: dict[str, list[float]] = {name: [] for name in forms}
-        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        gpu = self.device.type == "cuda"
+        wait = torch.cuda.synchronize if gpu else lambda: None
         wait()
         start = time.perf_counter()
         while len(times["plan"]) < 50 and (
@@ -346,10 +350,17 @@ class NativeGraph:
             or (len(times["plan"]) < 3 and spent < 1.0)
         ):
             for name, form in forms.items():
-                before = time.perf_counter()
-                form()
-                wait()
-                times[name].append(time.perf_counter() - before)
+                if not gpu and (not times[name] or times[name][-1] < BRIEF):
+                    # Threads of the form before still spin, and the first call wakes those of this one.
+                    time.sleep(REST)
+                    form()
+                for _ in range(1 if gpu else 5):
+                    before = time.perf_counter()
+                    form()
+                    wait()
+                    times[name].append(time.perf_counter() - before)
+                    if times[name][-1] > BRIEF:
+                        break
         # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
         # few, since what disturbs one of them only makes it longer.
         usual = statistics.median if len(times["plan"]) >= 5 else min
