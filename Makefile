@@ -144,6 +144,7 @@ bench-gpu: build ## products, models and training on a GPU beside their peers; o
 	@$(BIN)/python tests_gpu/bench.py
 	@$(BIN)/python tests_gpu/models.py
 	@$(BIN)/python tests_gpu/training.py
+	@$(BIN)/python tests_gpu/counts.py
 
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
