@@ -185,6 +185,14 @@ const VIEWED: &[(&str, usize)] = &[
     ("(tuple (linear w:[6,4] none (slice x:[5,8] -1 2 6 1)))", 1),
     ("(tuple (linear w:[6,4] none (permute x:[4,5] [1,0])))", 2),
     ("(tuple (add (expand x:[4,1] [4,7]) y:[4,7]))", 1),
+    // Rotary positions: halves that are put together inside a region, of a permuted tensor and of a dense one.
+    (
+        "(let q (permute (reshape x:[2,5,32] [2,5,4,8]) [0,2,1,3]))
+         (let r (add (mul q c:[5,8]) (mul (cat -1 (neg (slice q -1 4 8 1)) (slice q -1 0 4 1)) s:[5,8])))
+         (tuple (reshape (permute r [0,2,1,3]) [2,5,32]))",
+        1,
+    ),
+    ("(tuple (mul 2.0 (cat -2 (exp x:[6,5]) y:[6,5])))", 1),
     (
         "(tuple (relu (getitem (split x:[5,9] [2,3,4] -1) 1)) (relu (getitem (split x [2,3,4] -1) 2)))",
         2,

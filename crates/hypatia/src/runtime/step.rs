@@ -115,7 +115,7 @@ pub struct RegionStep {
     pub inputs: Vec<Operand>,
     /// What it writes, densely.
     pub outputs: Vec<ValueId>,
-    /// Where in those values each result lies, if not densely; on a GPU only.
+    /// Where in those values each result lies, if not densely.
     pub slices: Vec<Operand>,
     /// Strides of a dense value of that shape.
     pub dense: Vec<isize>,

@@ -8,7 +8,7 @@ use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::runtime::cpu::region::{Region, Rounding};
 use crate::runtime::operand::dense_strides;
-use crate::runtime::plan::{Machine, RegionStep, Task};
+use crate::runtime::plan::{RegionStep, Task};
 
 /// More parts would be many operands of one kernel.
 const MOST: usize = 4;
@@ -16,7 +16,7 @@ const MOST: usize = 4;
 impl Lowering<'_> {
     /// The dimension along which a node puts parts of one size together, and the parts.
     pub(super) fn join(&self, id: Id) -> Option<(usize, Vec<Id>)> {
-        if self.name(id) != "cat" || self.plan.machine != Machine::Cuda {
+        if self.name(id) != "cat" {
             return None;
         }
         let children = &self.program.node(id).children;

@@ -93,13 +93,19 @@ impl Ready {
     }
 
     fn region(plan: &Plan, r: &RegionStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
-        let outputs: Vec<(DType, &[isize])> = (r.outputs.iter())
+        let mut outputs: Vec<(DType, &[isize])> = (r.outputs.iter())
             .map(|id| (plan.values[*id].dtype, &r.dense[..]))
             .collect();
+        let mut ends = ends(plan, &r.inputs, &r.outputs, at)?;
+        if !r.slices.is_empty() {
+            outputs = tensors(plan, &r.slices);
+            let slice = |o: &Operand| at.operand(o, plan.values[o.value].dtype.size());
+            ends.outputs = r.slices.iter().map(slice).collect::<Result<_>>()?;
+        }
         let fit = r
             .region
             .fit(&chunk.shape(&r.shape), &tensors(plan, &r.inputs), &outputs)?;
-        Ok(Ready::Region(fit, ends(plan, &r.inputs, &r.outputs, at)?))
+        Ok(Ready::Region(fit, ends))
     }
 
     fn rows(plan: &Plan, r: &RowStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
