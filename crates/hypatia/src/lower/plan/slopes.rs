@@ -2,13 +2,13 @@
 
 use egg::Id;
 
-use super::Lowering;
 use super::pointwise::Making;
+use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::runtime::cpu::region::{Instruction, Op as Lane};
 use crate::ty::DType;
 
-/// Whether an op takes a gradient, and what its function was given or gave.
+/// Whether an op takes a gradient, and what its function was given or gave. Each needs a slope below.
 pub(super) fn is_gradient(name: &str) -> bool {
     matches!(
         name,
@@ -108,11 +108,11 @@ impl Code<'_> {
                 let rest = self.line(x, -1.0, 1.0)?;
                 self.two(Lane::Mul, rest, x)
             }
-            // tanh_backward.
-            _ => {
+            "tanh_backward" => {
                 let square = self.one(Lane::Square, x);
                 self.line(square, -1.0, 1.0)?
             }
+            _ => return Err(no_plan(format!("the slope of {name}"))),
         })
     }
 }
