@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from .checking import References
 from .culprit import Part
 from .guard import Guard
 from .native import GRAPH, NativeGraph
@@ -16,6 +17,7 @@ from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
+from .tracing import captured
 
 
 def optimize(
@@ -45,13 +47,7 @@ def optimized(
 ) -> fx.GraphModule:
     """The same; with ``native`` the graph's native plan is checked and timed too, or taken off."""
     parsed = Options.parse(options)
-    program = torch.export.export(
-        model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-    )
-    if not _is_functional(program.graph):
-        program = program.run_decompositions({})
-    gm = program.module(check_guards=False)
-    _values_of_attributes(gm)
+    gm, ranges = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
@@ -62,68 +58,22 @@ def optimized(
 
     result, report = compiled()
     mode = parsed.checksum_mode
+    references = References()
     for run in (_interpreted, _by_plan) if native else (_interpreted,):
         if report is not None and mode != "off" and (run is _interpreted or PLAN in result.meta):
-            guard = Guard(gm, result, report, mode, compiled, run, training=not freeze)
+            guard = Guard(gm, result, report, mode, compiled, run, training=not freeze, references=references)
             with torch.set_grad_enabled(not freeze):
                 result = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
     result.graph.set_codegen(gm.graph._codegen)
     result.recompile()
     result.training = model.training
     result.meta["hypatia"] = report
-    result.meta["hypatia_ranges"] = _ranges(program, gm)
+    result.meta["hypatia_ranges"] = ranges
     if not native:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)
         result.meta.pop(GRAPH, None)
     return result
-
-
-def _is_functional(graph: fx.Graph) -> bool:
-    """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
-    try:
-        from torch._export.utils import _is_preservable_cia_op
-    except ImportError:
-        return False
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-
-    def stays(target: Any) -> bool:
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            return False
-        decomposes = composite in target.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
-            target.name(), composite
-        )
-        return not decomposes or _is_preservable_cia_op(target)
-
-    return all(stays(n.target) for n in graph.nodes if n.op == "call_function")
-
-
-def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """A differentiable model as a graph of flat inputs and results, and the form of the results."""
-    gm = torch.export.export(model, args, strict=False).module(check_guards=False)
-    spec = gm.graph._codegen.pytree_info.out_spec
-    gm.graph.set_codegen(fx.graph.CodeGen())
-    gm.recompile()
-    return gm, spec
-
-
-def _ranges(
-    program: torch.export.ExportedProgram, gm: fx.GraphModule
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
-    if getattr(program, "_guards_code", None):
-        return {}
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        value = node.meta.get("val")
-        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt):
-                known = program.range_constraints.get(size.node.expr)
-                if known is None:
-                    return {}
-                greatest = int(known.upper) if known.upper < 2**62 else 2**62
-                found[i, d] = (max(2, int(known.lower)), greatest)
-    return found
 
 
 def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
@@ -150,16 +100,3 @@ def _changed(gm: fx.GraphModule) -> set[str]:
         for n in gm.graph.nodes
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable and n.args
     }
-
-
-def _values_of_attributes(gm: fx.GraphModule) -> None:
-    """Export keeps fake values of calls and inputs; attributes get theirs here."""
-    mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value = node.meta.get("val")
-        if value is None and mode is not None:
-            attribute = gm
-            for part in node.target.split("."):
-                attribute = getattr(attribute, part)
-            if isinstance(attribute, torch.Tensor):
-                node.meta["val"] = mode.from_tensor(attribute, static_shapes=True)

@@ -220,7 +220,7 @@ def terms(expr: sympy.Expr) -> list[tuple[int, list[str]]]:
 def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
     """Example sizes, for the cost model only."""
     env = value.node.shape_env
-    known = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     for symbol in value.node.expr.free_symbols:
         if symbol in known:
             hints.setdefault(str(symbol), int(known[symbol]))

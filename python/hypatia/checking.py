@@ -40,6 +40,10 @@ _HELD = 1 / 16
 """Share of the memory allowed in which eager's results may wait for float64's."""
 
 
+_KEPT = 1 << 28
+"""Bytes of results that are kept for the next comparison."""
+
+
 @dataclasses.dataclass
 class Result:
     """One result that is not eager's bit for bit."""
@@ -80,6 +84,34 @@ class Comparison:
         return max(wrong, key=lambda r: r.error / (r.allowed or 1e-300), default=None)
 
 
+class References:
+    """Results of the original on one set of inputs: what one form was compared with serves the next."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bool, dict[fx.Node, Any]] = {}
+        self._narrowed: set[str] = set()
+
+    def stream(
+        self, script: Script, inputs: dict[fx.Node, Any], random: RandomState, *, wide: bool = False
+    ) -> Iterator[tuple[fx.Node, Any]]:
+        """Results by node, in the order in which a run gives them."""
+        wanted = {*script.results, *script.changed_wanted}
+        kept = self._kept.get(wide, {})
+        if wanted <= kept.keys():
+            script.narrowed |= self._narrowed if wide else set()
+            yield from ((n, v) for n, v in kept.items() if n in wanted)
+            return
+        kept = {}
+        size = 0
+        for node, value in Stream(script, inputs, random, wide=wide):
+            size += value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+            if size <= _KEPT:
+                kept[node] = value
+            yield node, value
+        self._kept[wide] = kept if size <= _KEPT else {}
+        self._narrowed |= script.narrowed
+
+
 class Comparer:
     """Compares runs of compiled forms of one graph, on one set of inputs, with the original."""
 
@@ -89,8 +121,10 @@ class Comparer:
         inputs: dict[fx.Node, Any],
         random: RandomState,
         memory: Callable[[], float],
+        references: References | None = None,
     ) -> None:
         self.gm = gm
+        self.references = references or References()
         self.inputs = inputs
         self.random = random
         self._memory = memory
@@ -107,7 +141,7 @@ class Comparer:
         comparison = Comparison()
         differing: dict[fx.Node, Any] = {}
         held = 0
-        for node, eager in Stream(self.whole, self.inputs, self.random):
+        for node, eager in self.references.stream(self.whole, self.inputs, self.random):
             if isinstance(eager, torch.Tensor) and not _same_kind(eager, values[node]):
                 comparison.results.append(_wrong_kind(node.name, eager, values[node]))
             elif same(eager, values[node]):
@@ -154,7 +188,7 @@ class Comparer:
                     judge(node.name, values[node], theirs, None, coarse=node in self.coarse)
                 )
             return
-        wide = Stream(script, self.inputs, self.random, wide=True)
+        wide = self.references.stream(script, self.inputs, self.random, wide=True)
         doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
             result = judge(node.name, values[node], theirs, exact, coarse=node in self.coarse)

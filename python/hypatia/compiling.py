@@ -21,13 +21,14 @@ from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
 from . import _native
-from .api import exported, optimized
+from .api import optimized
 from .backend import Pass
 from .backend import hypatia as backend
 from .native import GRAPH, NativeGraph
 from .options import Options
 from .planner import PLAN
 from .report import GraphReport
+from .tracing import distinct, exported
 from .training import Step, step_of
 
 log = logging.getLogger(__name__)
@@ -340,6 +341,7 @@ class _Trained:
         self._run: Callable[..., Any] | None = None
         self._parameters = list(model.parameters())
         self._wanted = [p.requires_grad for p in self._parameters]
+        args = distinct(model, args)
         leaves = pytree.tree_leaves(args)
         self._kinds = [_trained_kind(leaf) for leaf in leaves]
         self._positional = all(isinstance(a, torch.Tensor) for a in args)

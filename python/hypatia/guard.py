@@ -18,6 +18,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from . import pipeline
+from .checking import References
 from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
 from .native import NativeGraph
@@ -51,7 +52,9 @@ class Guard:
         runnable: Callable[[fx.GraphModule], Forward],
         *,
         training: bool = False,
+        references: References | None = None,
     ) -> None:
+        self.references = references
         self.original = original
         self.report = report
         self.mode = mode
@@ -95,11 +98,17 @@ class Guard:
         self.forward = form.forward
         self.settled = True
         # What only the check needed can go.
-        del self.original, self.recompile, self.compiled
+        del self.original, self.recompile, self.compiled, self.references
 
     def _first_call(self, inputs: list[Any], *, call: bool = True) -> Any:
         start = time.perf_counter()
-        trial = Trial(self.original, inputs, strict=self.mode == "strict", training=self.training)
+        trial = Trial(
+            self.original,
+            inputs,
+            strict=self.mode == "strict",
+            training=self.training,
+            references=self.references,
+        )
         try:
             form, removed, attempt = self._decide(trial)
         except BaseException as error:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import kernels
 from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
+from .fakes import fakes_of, makes_new_memory
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
 from .planner import VALUES
@@ -179,7 +180,9 @@ class _Rebuilder:
         if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
         with self.fake_mode or contextlib.nullcontext(), torch.no_grad():
-            return function(*args, **kwargs)
+            if self.fake_mode is None or not _makes_new_memory(function):
+                return function(*args, **kwargs)
+            return fakes_of(self.fake_mode).call(function, function, args, kwargs)
 
     def _like_eager(self, node: fx.Node, want: Any) -> fx.Node:
         """The node, or a copy of it with the strides that eager's value has."""
@@ -293,6 +296,13 @@ class _Rebuilder:
             item._rename(f"folded_{env[i].name}")
             self.env[i] = item
         return folded
+
+
+def _makes_new_memory(function: Any) -> bool:
+    """Whether what a call returns is memory of its own."""
+    if isinstance(function, OpOverload):
+        return makes_new_memory(function)
+    return isinstance(function, fx.GraphModule)
 
 
 class _Aliases:

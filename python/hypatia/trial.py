@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .checking import Comparer, Comparison, gradients, memory_allowed
+from .checking import Comparer, Comparison, References, gradients, memory_allowed
 from .report import Check, Removed
 from .yardstick import RandomState, changed_inputs, devices_of
 
@@ -64,7 +64,15 @@ class Attempt:
 class Trial:
     """One set of inputs, on which forms of a graph are run and compared."""
 
-    def __init__(self, original: fx.GraphModule, inputs: list[Any], *, strict: bool, training: bool) -> None:
+    def __init__(
+        self,
+        original: fx.GraphModule,
+        inputs: list[Any],
+        *,
+        strict: bool,
+        training: bool,
+        references: References | None = None,
+    ) -> None:
         placeholders = original.graph.find_nodes(op="placeholder")
         self.original = original
         self.inputs = inputs
@@ -82,7 +90,7 @@ class Trial:
         (output,) = original.graph.find_nodes(op="output")
         self.results = pytree.tree_leaves(output.args[0], is_leaf=lambda a: isinstance(a, fx.Node))
         values.update(self.before)
-        self.comparer = Comparer(original, values, self.random, lambda: memory_allowed(inputs))
+        self.comparer = Comparer(original, values, self.random, lambda: memory_allowed(inputs), references)
         self.sums: dict[fx.Node, int] | None = None
         self.runs = 0
         self.seconds = 0.0

@@ -1,0 +1,117 @@
+"""Results of calls on fake tensors, remembered by what their inputs look like.
+
+A model has the same layer many times. Torch computes what a call returns anew each time, a composite op by
+all of its parts; here that is done once for every kind of inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
+
+_Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+class _Known(NamedTuple):
+    several: type | None
+    """The type that holds the results, if there are several."""
+    kinds: list[_Kind]
+
+
+class Fakes:
+    """What calls on the fake tensors of one mode return."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = weakref.ref(mode)
+        self._known: dict[Any, _Known] = {}
+
+    def call(self, name: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``run`` returns, which ``name`` stands for; it returns new memory and changes nothing."""
+        try:
+            key = (name, _key(args), _key(tuple(kwargs.items())))
+            known = self._known.get(key)
+        except TypeError:
+            # A size is open, or an argument is no plain value.
+            return run(*args, **kwargs)
+        if known is not None:
+            results = [self.like(*kind) for kind in known.kinds]
+            return results[0] if known.several is None else known.several(results)
+        results = run(*args, **kwargs)
+        several = type(results) if type(results) in (tuple, list) else None
+        flat = [results] if several is None else list(results)
+        inputs = {_storage(t) for t in _tensors((args, kwargs))}
+        if all(_is_plain(t) and not t.storage_offset() and _storage(t) not in inputs for t in flat):
+            kinds = [_kind(t) for t in flat]
+            with contextlib.suppress(TypeError):
+                # Not if a size depends on values.
+                hash(tuple(kinds))
+                self._known[key] = _Known(several, kinds)
+        return results
+
+    def like(
+        self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> FakeTensor:
+        """A fake tensor with memory of its own."""
+        mode = self._mode()
+        assert mode is not None
+        with torch.no_grad(), in_kernel_invocation_manager(mode):
+            empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return FakeTensor(mode, empty, device)
+
+
+_of: weakref.WeakKeyDictionary[FakeTensorMode, Fakes] = weakref.WeakKeyDictionary()
+
+
+def fakes_of(mode: FakeTensorMode) -> Fakes:
+    """What is remembered for a mode."""
+    return _of.setdefault(mode, Fakes(mode))
+
+
+def makes_new_memory(op: torch._ops.OpOverload) -> bool:
+    """Whether an op neither changes its inputs nor returns views of them."""
+    return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)
+
+
+def _kind(t: torch.Tensor) -> _Kind:
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        isinstance(value, FakeTensor)
+        and value.layout is torch.strided
+        and value.constant is None
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+def _key(value: Any) -> Any:
+    """A hashable stand-in; types count, for 1 and 1.0 and True are equal."""
+    if isinstance(value, torch.Tensor):
+        if not _is_plain(value):
+            raise TypeError("no plain tensor")
+        return (*_kind(value), value.storage_offset())
+    if isinstance(value, (tuple, list)):
+        return (type(value), *[_key(v) for v in value])
+    return type(value), value
+
+
+def _storage(t: Any) -> int | None:
+    return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in _tensors(v)]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _tensors(v)]
+    return []

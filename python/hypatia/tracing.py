@@ -1,0 +1,315 @@
+"""Models as graphs of torch's functional ops: by one run on fake tensors, or by torch.export.
+
+A run on fake tensors under a dispatch mode sees every op once, which is all that a model without gradients
+and without changes in place needs; it takes a fifth of torch.export's time. Whatever it does not serve
+(open sizes, changes in place, constants, control flow on values) torch.export does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fakes import fakes_of, makes_new_memory
+
+log = logging.getLogger(__name__)
+
+Ranges = dict[tuple[int, int], tuple[int, int]]
+"""The least and greatest value of sizes that are left open, by input and dimension."""
+
+
+_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+"""Ops that do nothing but for autograd."""
+
+
+class UnservedError(Exception):
+    """The model needs torch.export."""
+
+
+def captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> tuple[fx.GraphModule, Ranges]:
+    """A model's graph, its weights as attributes, and the ranges of sizes that are left open."""
+    args, kwargs = distinct(model, (args, dict(kwargs)))
+    if dynamic_shapes is None and not torch.is_grad_enabled():
+        try:
+            return recorded(model, args, kwargs), {}
+        # Fake tensors refuse by many kinds of exceptions, and the model has its own.
+        except Exception as reason:
+            log.debug("torch.export is asked for the graph: %s", reason)
+    program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+    if not _is_functional(program.graph):
+        program = program.run_decompositions({})
+    gm = program.module(check_guards=False)
+    _values_of_attributes(gm)
+    return gm, _ranges(program, gm)
+
+
+def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
+    """A differentiable model as a graph of flat inputs and results, and the form of the results."""
+    gm = torch.export.export(model, args, strict=False).module(check_guards=False)
+    spec = gm.graph._codegen.pytree_info.out_spec
+    gm.graph.set_codegen(fx.graph.CodeGen())
+    gm.recompile()
+    return gm, spec
+
+
+def distinct(model: nn.Module, args: Any) -> Any:
+    """Inputs of which each is a tensor object of its own: one that comes twice, or that is a weight, would
+    be taken for the other in every call."""
+    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in seen:
+            value = value.detach().requires_grad_(value.requires_grad)
+        seen.add(id(value))
+        return value
+
+    return pytree.tree_map(own, args)
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+    """The graph of one run on fake tensors.
+
+    Raises:
+        UnservedError: the run has what a list of functional ops cannot say.
+    """
+    from torch._export.utils import _compiling_state_context
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    leaves, in_spec = pytree.tree_flatten((args, dict(kwargs)))
+    state = dict(model.named_parameters(remove_duplicate=False))
+    state |= dict(model.named_buffers(remove_duplicate=False))
+    plain = (torch.Tensor, nn.Parameter, nn.Buffer)
+    if any(type(t) not in plain for t in (*leaves, *state.values())):
+        raise UnservedError("an input is no tensor, or a tensor is of a class of its own")
+    weights = {id(t): name for name, t in reversed(state.items())}
+    places = Counter(_memory(t) for t in (*leaves, *(state[name] for name in weights.values())))
+    recorder = _Recorder({place for place, times in places.items() if times > 1})
+    names = list(_names(model, args, kwargs))
+    inputs = [recorder.given("placeholder", n, t) for n, t in zip(names, leaves, strict=True)]
+    fakes = {key: recorder.given("get_attr", n, state[n]) for key, n in reversed(weights.items())}
+    fake_args, fake_kwargs = pytree.tree_unflatten(inputs, in_spec)
+    # Below autograd, composite ops arrive whole.
+    with (
+        _compiling_state_context(),
+        _without_mha_fastpath(),
+        _reparametrize_module(model, {name: fakes[id(t)] for name, t in state.items()}),
+        torch._C._AutoDispatchBelowAutograd(),
+        recorder.mode,
+        recorder,
+    ):
+        results = model(*fake_args, **fake_kwargs)
+    flat, out_spec = pytree.tree_flatten(results)
+    nodes = [recorder.result(t) for t in flat]
+    graph = recorder.graph
+    graph.output(tuple(nodes))
+    graph.eliminate_dead_code()
+    called = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(called, in_spec, out_spec)))
+    gm = fx.GraphModule(model, graph)
+    gm.train(model.training)
+    return gm
+
+
+@contextlib.contextmanager
+def _without_mha_fastpath() -> Iterator[None]:
+    """Torch's layers of transformers run as their parts, not as one op that nothing is known about."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the inputs, one after the other: what the model calls them, with numbers for parts."""
+    bound = inspect.signature(model.forward).bind_partial(*args)
+    for name, value in (*bound.arguments.items(), *kwargs.items()):
+        for path, _ in pytree.tree_leaves_with_path(value):
+            parts = (re.sub(r"\W+", "", str(pytree.keystr((key,)))) for key in path)
+            yield "_".join((name, *parts))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down the ops that reach it; composite ones stay whole where torch.export would leave them so."""
+
+    def __init__(self, shared: set[int | None]) -> None:
+        super().__init__()
+        self._shared = shared
+        """Where tensors lie that lie in the same memory."""
+        self.mode = FakeTensorMode()
+        self._fakes = fakes_of(self.mode)
+        self.graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        """By the address of a fake tensor, which its node keeps alive."""
+        self._held: list[torch.Tensor] = []
+        """Fake tensors that have no node of their own."""
+        self._given: set[fx.Node] = set()
+
+    def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of an input or a weight."""
+        fake = self._fake(tensor)
+        node = self.graph.create_node(op, name, name=name.replace(".", "_"))
+        self._known(fake, node)
+        self._given.add(node)
+        return fake
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory = _memory(tensor)
+        if memory is None or memory in self._shared or tensor.storage_offset():
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        # The same in a quarter of the time.
+        fake = self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def result(self, tensor: Any) -> fx.Node:
+        """The node of a result of the model."""
+        node = self._nodes.get(id(tensor))
+        if node is None or node in self._given:
+            raise UnservedError("a result is an input, a weight or no tensor")
+        return node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an op on fake tensors, and writes it down."""
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise UnservedError(f"{func} is no op of torch's")
+        if func.namespace == "prim":
+            # What kind of tensor it is: that is the same for every call of this graph.
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            raise UnservedError(f"{func} changes something")
+        composite, whole = _traits(func)
+        if composite and not whole:
+            with self:
+                return func.decompose(*args, **kwargs)
+        run = func.decompose if composite else func
+        out = self._fakes.call(func, run, args, kwargs) if whole else run(*args, **kwargs)
+        self._record(func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        several = isinstance(out, (tuple, list))
+        outs = out if several else (out,)
+        if not all(isinstance(t, torch.Tensor) for t in outs):
+            raise UnservedError(f"{func} has a result that is no tensor")
+        if all(id(t) in self._nodes for t in outs):
+            return
+        if func in _SAME:
+            self._held.append(out)
+            self._nodes[id(out)] = self._put(args[0])
+            return
+        name = func._schema.name.partition("::")[2]
+        node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
+        node.meta["val"] = out
+        if not several:
+            self._known(out, node)
+            return
+        for i, part in enumerate(out):
+            self._known(part, self.graph.call_function(operator.getitem, (node, i)))
+
+    def _known(self, fake: torch.Tensor, node: fx.Node) -> None:
+        node.meta["val"] = fake
+        self._nodes[id(fake)] = node
+
+    def _put(self, value: Any) -> Any:
+        """An argument as a graph has it."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            if node is None:
+                raise UnservedError("a tensor comes from elsewhere")
+            return node
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._put(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._put(v) for k, v in value.items()}
+        return value
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where the memory of a tensor begins, if that says all."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+@functools.lru_cache(4096)
+def _traits(op: torch._ops.OpOverload) -> tuple[bool, bool]:
+    """Whether an op is a composite, and whether its results are memory of its own in one piece."""
+    composite = _is_composite(op)
+    return composite, _stays_whole(op) if composite else makes_new_memory(op)
+
+
+def _is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether torch puts an op together from others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def _stays_whole(op: torch._ops.OpOverload) -> bool:
+    """Whether torch.export would leave a composite op as it is."""
+    from torch._export.utils import _is_preservable_cia_op
+
+    return _is_preservable_cia_op(op)
+
+
+def _is_functional(graph: fx.Graph) -> bool:
+    """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
+
+    def stays(target: Any) -> bool:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return False
+        return not _is_composite(target) or _stays_whole(target)
+
+    try:
+        return all(stays(n.target) for n in graph.nodes if n.op == "call_function")
+    except ImportError:
+        return False
+
+
+def _ranges(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges:
+    """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
+    if getattr(program, "_guards_code", None):
+        return {}
+    found: Ranges = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                known = program.range_constraints.get(size.node.expr)
+                if known is None:
+                    return {}
+                greatest = int(known.upper) if known.upper < 2**62 else 2**62
+                found[i, d] = (max(2, int(known.lower)), greatest)
+    return found
+
+
+def _values_of_attributes(gm: fx.GraphModule) -> None:
+    """Export keeps fake values of calls and inputs; attributes get theirs here."""
+    mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = node.meta.get("val")
+        if value is None and mode is not None:
+            attribute = gm
+            for part in node.target.split("."):
+                attribute = getattr(attribute, part)
+            if isinstance(attribute, torch.Tensor):
+                node.meta["val"] = mode.from_tensor(attribute, static_shapes=True)

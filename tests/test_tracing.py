@@ -1,0 +1,220 @@
+"""Graphs by one run on fake tensors: the ones that torch.export gives, or none."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+import hypatia
+from hypatia import tracing
+from hypatia.fakes import fakes_of
+
+aten = torch.ops.aten
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(17, 8)
+        self.head = nn.Linear(8, 17, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(tokens)).log_softmax(-1)
+
+
+class Views(nn.Module):
+    """A buffer that lies in the memory of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.register_buffer("right", self.weight.detach()[:, 4:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight[:, :4].mT + x @ self.right.mT
+
+
+class Called(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.scale, *args, **kwargs)
+
+
+def _attend(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x * scale).unflatten(-1, (2, 2)).transpose(1, 2).expand(3, -1, -1, -1, -1).unbind()
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def _by_kind(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    x = x.to(scale.dtype).reshape(-1, 4).contiguous()
+    if x.device.type == "cpu" and x.shape[0] % 2 == 0:
+        x = x + torch.arange(4, device=x.device)
+    return nn.functional.dropout(x.chunk(2, -1)[1], 0.5, training=False)
+
+
+X = torch.randn(2, 6, 4)
+SERVED: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
+    "mlp": (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)), (X,)),
+    "conv": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), (torch.randn(2, 3, 8, 8),)),
+    "encoder": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (X,)),
+    "tied": (Tied(), (torch.randint(17, (2, 5)),)),
+    "views": (Views(), (X,)),
+    "attention": (Called(_attend), (X,)),
+    "kinds": (Called(_by_kind), (X,)),
+    "several": (Called(lambda s, pair: {"sum": pair[0] + s, "max": pair[1].max(-1)}), ((X, X + 1),)),
+}
+
+
+def _ops(gm: fx.GraphModule) -> list[Any]:
+    """Calls, what they read, and what their values look like."""
+    asserts = aten._assert_tensor_metadata.default
+    calls = (n for n in gm.graph.nodes if n.op == "call_function" and n.target is not asserts)
+    numbers = {node: i for i, node in enumerate(calls)}
+
+    def named(node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return id(operator.attrgetter(node.target)(gm))
+        return numbers.get(node, node.op)
+
+    return [
+        (
+            str(node.target),
+            fx.node.map_arg(_with_defaults(node), lambda n: str(named(n))),
+            [(v.shape, v.stride(), v.dtype) for v in pytree.tree_leaves(node.meta.get("val", ()))],
+        )
+        for node in numbers
+    ]
+
+
+def _with_defaults(node: fx.Node) -> list[Any]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return list(node.args)
+    places = enumerate(node.target._schema.arguments)
+    return [
+        node.args[i] if i < len(node.args) else node.kwargs.get(a.name, a.default_value)
+        for i, a in places
+        if not a.name.startswith("cudnn_enable")
+    ]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args = SERVED[name]
+    model.eval()
+    with torch.no_grad():
+        ours = tracing.recorded(model, args, {})
+        monkeypatch.setattr(tracing, "recorded", _refused)
+        theirs, _ = tracing.captured(model, args, {}, None)
+        assert _ops(ours) == _ops(theirs)
+        torch.testing.assert_close(ours(*args), theirs(*args), rtol=0, atol=0)
+        torch.testing.assert_close(ours(*args), model(*args))
+
+
+def _refused(*_: Any) -> Any:
+    raise tracing.UnservedError
+
+
+def _changes(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * scale
+    y[0] = 0
+    return y
+
+
+def _branches(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x * scale if bool(x.sum() > 0) else x
+
+
+NUMBER = torch.full((4,), 3.0)
+REFUSED: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "change in place": (_changes, (X,)),
+    "branch on a value": (_branches, (X,)),
+    "value of a weight": (lambda s, x: x * s.tolist()[0], (X,)),
+    "constant": (lambda s, x: x * s + torch.tensor([1.0, 2.0, 3.0, 4.0]), (X,)),
+    "tensor from elsewhere": (lambda s, x: x * s + NUMBER, (X,)),
+    "size that depends on values": (lambda s, x: (x * s).nonzero(), (X,)),
+    "number": (lambda s, x, n: x * s + n, (X, 3)),
+    "result that is an input": (lambda s, x: (x * s, x), (X,)),
+    "result that is no tensor": (lambda s, x: (x * s, 3), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_served_is_refused_and_right(name: str) -> None:
+    function, args = REFUSED[name]
+    model = Called(function).eval()
+    parameter = model.scale
+    with torch.no_grad():
+        with pytest.raises(Exception, match=r"."):
+            tracing.recorded(model, args, {})
+        assert model.scale is parameter
+        compiled = hypatia.compile(model, *args)
+        torch.testing.assert_close(compiled(*args), model(*args))
+        others = tuple(a * 2 if isinstance(a, torch.Tensor) else a for a in args)
+        torch.testing.assert_close(compiled(*others), model(*others))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_input_given_twice_is_not_tied(training: bool) -> None:
+    model = Called(lambda s, x, y: x * s - y).eval()
+    with torch.set_grad_enabled(training):
+        compiled = hypatia.compile(model)
+        for given in ((X, X), (X, 2 * X)):
+            torch.testing.assert_close(compiled(*given), model(*given))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_weight_given_as_an_input_is_not_tied(training: bool) -> None:
+    model = Called(lambda s, x: x * s - s).eval()
+    with torch.set_grad_enabled(training):
+        compiled = hypatia.compile(model)
+        for given in (model.scale, torch.randn(4, requires_grad=True)):
+            torch.testing.assert_close(compiled(given), model(given))
+
+
+def test_names_of_arguments() -> None:
+    model = Called(lambda s, x, *, other: x * s + other).eval()
+    with torch.no_grad():
+        gm = tracing.recorded(model, (X,), {"other": X + 1})
+        torch.testing.assert_close(gm(X, other=X + 1), model(X, other=X + 1))
+
+
+def test_remembered_results_are_memory_of_their_own() -> None:
+    mode = FakeTensorMode()
+    fakes = fakes_of(mode)
+    with mode:
+        x = torch.empty(3, 4)
+    calls = []
+
+    def run(*args: Any) -> torch.Tensor:
+        calls.append(args)
+        with mode:
+            return aten.mul.Tensor(*args)
+
+    first, second = (fakes.call("mul", run, (x, 2), {}) for _ in range(2))
+    assert len(calls) == 1
+    assert (first.shape, first.stride(), first.device) == (second.shape, second.stride(), second.device)
+    assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+    fakes.call("mul", run, (x, 2.0), {})
+    assert len(calls) == 2
+
+
+def test_views_are_not_remembered() -> None:
+    mode = FakeTensorMode()
+    fakes = fakes_of(mode)
+    with mode:
+        x = torch.empty(3, 4)
+        parts = [fakes.call("view", aten.view.default, (x, [12]), {}) for _ in range(2)]
+    assert all(p.untyped_storage()._cdata == x.untyped_storage()._cdata for p in parts)
