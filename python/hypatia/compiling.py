@@ -7,10 +7,12 @@ need no search. With gradients on, an autograd function runs the compiled forwar
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,7 +131,8 @@ class CompiledModel:
         key = (self.model.training, *(_kind(leaf) for leaf in leaves))
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
-            entry = self._open(leaves) or self._new(args, kwargs, leaves)
+            with _uncollected():
+                entry = self._open(leaves) or self._new(args, kwargs, leaves)
             self._entries.pop(key, None)
             self._entries[key] = entry
             while len(self._entries) > _KEPT:
@@ -178,7 +181,8 @@ class CompiledModel:
         if trained is None or not trained.parts.hold():
             while len(self._trained) >= _KEPT:
                 self._trained.pop(next(iter(self._trained)))
-            trained = self._trained[key] = _Trained(self.model, args, self._options)
+            with _uncollected():
+                trained = self._trained[key] = _Trained(self.model, args, self._options)
         if not trained.usable:
             return self._by_torch()(*args)
         self._last_trained = trained
@@ -191,6 +195,18 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         return f"hypatia.compile({self.model!r})"
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Compilations make many objects that stay: looking through all of torch's for cycles takes longer."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Parts:

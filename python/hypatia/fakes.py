@@ -54,6 +54,19 @@ class Fakes:
                 self._known[key] = _Known(several, kinds)
         return results
 
+    def view(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op returns that makes views: the same without torch's look-ups for each."""
+        mode = self._mode()
+        given = [t for t in _tensors((args, kwargs)) if not (_is_plain(t) and _is_closed(t))]
+        if mode is None or given:
+            return op(*args, **kwargs)
+        device = _tensors((args, kwargs))[0].device
+        with torch.no_grad(), in_kernel_invocation_manager(mode):
+            results = op(*args, **kwargs)
+        if isinstance(results, torch.Tensor):
+            return FakeTensor(mode, results, device)
+        return [FakeTensor(mode, t, device) for t in results]
+
     def like(
         self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> FakeTensor:
@@ -78,6 +91,12 @@ def makes_new_memory(op: torch._ops.OpOverload) -> bool:
     return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)
 
 
+def makes_views(op: torch._ops.OpOverload) -> bool:
+    """Whether an op does nothing but return one or several views of its first input."""
+    kinds = [str(r.type) for r in op._schema.returns]
+    return op.is_view and not op._schema.is_mutable and kinds in (["Tensor"], ["List[Tensor]"])
+
+
 def _kind(t: torch.Tensor) -> _Kind:
     return t.shape, t.stride(), t.dtype, t.device
 
@@ -90,6 +109,11 @@ def _is_plain(value: Any) -> bool:
         and not value.is_conj()
         and not value.is_neg()
     )
+
+
+def _is_closed(value: torch.Tensor) -> bool:
+    """Whether no size is open."""
+    return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
 def _key(value: Any) -> Any:

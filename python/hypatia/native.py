@@ -13,7 +13,7 @@ import operator
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -361,6 +361,8 @@ class NativeGraph:
                     times[name].append(time.perf_counter() - before)
                     if times[name][-1] > BRIEF:
                         break
+            if _is_clear(times):
+                break
         # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
         # few, since what disturbs one of them only makes it longer.
         usual = statistics.median if len(times["plan"]) >= 5 else min
@@ -375,6 +377,15 @@ class NativeGraph:
         other(list(args))
         other._alive = []
         return other if other._bound else None
+
+
+def _is_clear(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether each call of one form took less than half of what any call of another did."""
+    if len(times["plan"]) < 3:
+        return False
+    slowest = {name: max(taken) for name, taken in times.items()}
+    best = min(slowest, key=slowest.__getitem__)
+    return all(2 * slowest[best] < min(taken) for name, taken in times.items() if name != best)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import kernels
 from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
-from .fakes import fakes_of, makes_new_memory
+from .fakes import Fakes, fakes_of, makes_new_memory, makes_views
 from .folding import FoldedWeights
 from .layout import check_same_type, layout_of, same_strides, storage_of
 from .planner import VALUES
@@ -180,9 +180,9 @@ class _Rebuilder:
         if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
         with self.fake_mode or contextlib.nullcontext(), torch.no_grad():
-            if self.fake_mode is None or not _makes_new_memory(function):
+            if self.fake_mode is None:
                 return function(*args, **kwargs)
-            return fakes_of(self.fake_mode).call(function, function, args, kwargs)
+            return _faked(fakes_of(self.fake_mode), function, args, kwargs)
 
     def _like_eager(self, node: fx.Node, want: Any) -> fx.Node:
         """The node, or a copy of it with the strides that eager's value has."""
@@ -298,11 +298,14 @@ class _Rebuilder:
         return folded
 
 
-def _makes_new_memory(function: Any) -> bool:
-    """Whether what a call returns is memory of its own."""
-    if isinstance(function, OpOverload):
-        return makes_new_memory(function)
-    return isinstance(function, fx.GraphModule)
+def _faked(fakes: Fakes, function: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(function, OpOverload) and makes_views(function):
+        return fakes.view(function, args, kwargs)
+    if isinstance(function, fx.GraphModule) or (
+        isinstance(function, OpOverload) and makes_new_memory(function)
+    ):
+        return fakes.call(function, function, args, kwargs)
+    return function(*args, **kwargs)
 
 
 class _Aliases:

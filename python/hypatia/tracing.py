@@ -24,7 +24,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .fakes import fakes_of, makes_new_memory
+from .fakes import fakes_of, makes_new_memory, makes_views
 
 log = logging.getLogger(__name__)
 
@@ -197,12 +197,15 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             raise UnservedError(f"{func} changes something")
-        composite, whole = _traits(func)
+        composite, whole, views = _traits(func)
         if composite and not whole:
             with self:
                 return func.decompose(*args, **kwargs)
-        run = func.decompose if composite else func
-        out = self._fakes.call(func, run, args, kwargs) if whole else run(*args, **kwargs)
+        if whole:
+            run = func.decompose if composite else func
+            out = self._fakes.call(func, run, args, kwargs)
+        else:
+            out = self._fakes.view(func, args, kwargs) if views else func(*args, **kwargs)
         self._record(func, args, kwargs, out)
         return out
 
@@ -252,10 +255,11 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 @functools.lru_cache(4096)
-def _traits(op: torch._ops.OpOverload) -> tuple[bool, bool]:
-    """Whether an op is a composite, and whether its results are memory of its own in one piece."""
+def _traits(op: torch._ops.OpOverload) -> tuple[bool, bool, bool]:
+    """Whether an op is a composite, whether it stays in one piece with memory of its own, or makes views."""
     composite = _is_composite(op)
-    return composite, _stays_whole(op) if composite else makes_new_memory(op)
+    whole = _stays_whole(op) if composite else makes_new_memory(op)
+    return composite, whole, not composite and makes_views(op)
 
 
 def _is_composite(op: torch._ops.OpOverload) -> bool:

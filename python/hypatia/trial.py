@@ -181,7 +181,13 @@ class Trial:
         """Sums over the bits of every input and parameter that the graph must not change."""
         values = (*zip(self.order, self.inputs, strict=True), *self.attributes.items())
         kept = (p for p in values if p[0] not in self.before)
-        return {n: checksum(v) for n, v in kept if isinstance(v, torch.Tensor)}
+        found = {n: _sum_of_bits(v) for n, v in kept if isinstance(v, torch.Tensor)}
+        # All of a device at once: each by itself would wait for it.
+        numbers: dict[fx.Node, int] = {}
+        for device in {t.device for t in found.values()}:
+            here = [n for n, t in found.items() if t.device == device]
+            numbers.update(zip(here, torch.stack([found[n] for n in here]).tolist(), strict=True))
+        return numbers
 
     def _written(self) -> str:
         """The name of an input that was changed without leave."""
@@ -220,16 +226,20 @@ def misbound(original: fx.GraphModule, candidate: fx.GraphModule) -> str:
 
 def checksum(value: torch.Tensor) -> int:
     """A sum over the bits of a tensor."""
+    return int(_sum_of_bits(value))
+
+
+def _sum_of_bits(value: torch.Tensor) -> torch.Tensor:
     plain = value.detach()
     if plain.layout is not torch.strided or plain.is_quantized or not plain.numel():
-        return 0
+        return torch.zeros((), dtype=torch.int64)
     if plain.nbytes % 8 == 0 and plain.is_contiguous() and plain.data_ptr() % 8 == 0 and not _lazy(plain):
         with contextlib.suppress(RuntimeError):
-            return int(plain.view(-1).view(torch.int64).sum())
+            return plain.view(-1).view(torch.int64).sum()
     data = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
     whole = data.numel() // 8 * 8
-    total = int(data[:whole].clone().view(torch.int64).sum()) if whole else 0
-    return total + int(data[whole:].to(torch.int64).sum())
+    rest = data[whole:].to(torch.int64).sum()
+    return data[:whole].clone().view(torch.int64).sum() + rest if whole else rest
 
 
 def _lazy(value: torch.Tensor) -> bool:
