@@ -42,9 +42,9 @@ def _epilogue(
     if "bias" in name:
         v = v + extra["bias"].to(v.dtype)
     sums = kept = None
-    if name == "drelu_sum":
+    if name in ("drelu", "drelu_sum"):
         v = torch.where(extra["mask"], v, torch.zeros_like(v))
-        sums = v.sum(0)
+        sums = v.sum(0) if name == "drelu_sum" else None
     elif name == "dgelu_sum":
         v = v * _slope(extra["before"].to(v.dtype))
         sums = v.sum(0)
