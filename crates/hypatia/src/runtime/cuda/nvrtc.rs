@@ -69,19 +69,59 @@ pub fn origin() -> Result<&'static str> {
 
 /// Machine code of a source, from the shelf if it has any.
 pub fn machine_code(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
-    let (major, minor) = version()?;
-    let key = format!("{name} {arch} nvrtc {major}.{minor} {:032x}", fingerprint(source));
-    let shelf = SHELF.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    if let Some(code) = shelf.as_ref().and_then(|s| s.get(&key))
-        && code.starts_with(b"\x7fELF")
-    {
+    let key = key(name, source, arch)?;
+    let shelf = shelf();
+    if let Some(code) = shelf.as_ref().and_then(|s| kept(s.as_ref(), &key)) {
         return Ok(code);
     }
     let code = compile(name, source, arch)?;
-    if let Some(shelf) = shelf.as_ref() {
+    if let Some(shelf) = shelf {
         shelf.put(&key, &code);
     }
     Ok(code)
+}
+
+/// Compiles several sources at once, for [`machine_code`] to find on the shelf: one after the other they would make a
+/// user wait. What is wrong with one is said when it is asked for.
+pub fn compile_ahead(name: &str, sources: &[String], arch: Arch) -> Result<()> {
+    let Some(shelf) = shelf() else {
+        return Ok(());
+    };
+    let mut missing = vec![];
+    for source in sources {
+        let key = key(name, source, arch)?;
+        if kept(shelf.as_ref(), &key).is_none() {
+            missing.push((key, source));
+        }
+    }
+    // The shelf may need what this thread holds, so only the compiler runs on others.
+    let codes: Vec<_> = std::thread::scope(|scope| {
+        let spawned = missing
+            .iter()
+            .map(|(_, source)| scope.spawn(|| compile(name, source, arch)));
+        let threads: Vec<_> = spawned.collect();
+        threads.into_iter().map(|t| t.join()).collect()
+    });
+    for ((key, _), code) in missing.iter().zip(codes) {
+        if let Ok(Ok(code)) = code {
+            shelf.put(key, &code);
+        }
+    }
+    Ok(())
+}
+
+fn shelf() -> Option<Arc<dyn Shelf>> {
+    SHELF.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn key(name: &str, source: &str, arch: Arch) -> Result<String> {
+    let (major, minor) = version()?;
+    let print = fingerprint(source);
+    Ok(format!("{name} {arch} nvrtc {major}.{minor} {print:032x}"))
+}
+
+fn kept(shelf: &dyn Shelf, key: &str) -> Option<Vec<u8>> {
+    shelf.get(key).filter(|code| code.starts_with(b"\x7fELF"))
 }
 
 /// Machine code of a source, compiled now.
@@ -138,4 +178,49 @@ fn fingerprint(source: &str) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let bytes = OPTIONS.iter().flat_map(|o| o.bytes()).chain(source.bytes());
     bytes.fold(START, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::runtime::cuda::loading::testing::has;
+
+    #[derive(Default)]
+    struct Memory(Mutex<HashMap<String, Vec<u8>>>);
+
+    impl Shelf for Memory {
+        fn get(&self, key: &str) -> Option<Vec<u8>> {
+            self.0.lock().unwrap().get(key).cloned()
+        }
+
+        fn put(&self, key: &str, code: &[u8]) {
+            self.0.lock().unwrap().insert(key.into(), code.into());
+        }
+    }
+
+    #[test]
+    fn what_is_compiled_ahead_is_on_the_shelf() {
+        if !has("NVRTC", version().err()) {
+            return;
+        }
+        let shelf = Arc::new(Memory::default());
+        keep_in(shelf.clone());
+        let arch = Arch::new(9, 0);
+        let mut sources: Vec<String> = (0..3)
+            .map(|n| format!("extern \"C\" __global__ void ahead(int* x) {{ x[0] = {n}; }}"))
+            .collect();
+        sources.push("not a kernel".into());
+        compile_ahead("ahead", &sources, arch).unwrap();
+        let on_shelf = |source| shelf.get(&key("ahead", source, arch).unwrap());
+        for source in &sources[..3] {
+            assert_eq!(on_shelf(source), Some(machine_code("ahead", source, arch).unwrap()));
+        }
+        assert_eq!(on_shelf(&sources[3]), None);
+        assert!(matches!(
+            machine_code("ahead", &sources[3], arch),
+            Err(Error::Compile { .. })
+        ));
+    }
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::pieces::{self, Pieces};
-use super::tiles::{Shape, TOPS, Tiles};
+use super::tiles::{self, Shape, TOPS, Tiles};
 use super::yard::{self, Yard, counts};
 use super::{Linear, Product, Way};
 use crate::runtime::cuda::Result;
 use crate::runtime::cuda::driver::Device;
 use crate::runtime::cuda::gemm::{Gemm, Problem, record_key};
+use crate::runtime::cuda::nvrtc;
 use crate::runtime::cuda::plan::{Setting, tuned};
 use crate::runtime::tuning::{Entry, Key};
 
@@ -175,11 +176,17 @@ unsafe fn measured(
                 Err(e) => tracing::debug!("{problem}: not by {name}: {e}"),
             }
         };
-        if Tiles::serve(&linear) {
-            for shape in Shape::candidates(device, &linear) {
-                let tiles = Tiles::new(device, linear, shape);
-                attempt(shape.name(), tiles.map(|t| Product(Way::Tiles(Box::new(t)))));
-            }
+        let candidates = if Tiles::serve(&linear) {
+            Shape::candidates(device, &linear)
+        } else {
+            vec![]
+        };
+        let tops = by_pieces.then_some(TOPS).into_iter().flatten();
+        let sources: Vec<String> = candidates.iter().copied().chain(tops).map(Shape::source).collect();
+        nvrtc::compile_ahead(tiles::NAME, &sources, device.arch())?;
+        for shape in candidates {
+            let tiles = Tiles::new(device, linear, shape);
+            attempt(shape.name(), tiles.map(|t| Product(Way::Tiles(Box::new(t)))));
         }
         if by_pieces {
             let room = (setting.memory)(Pieces::weight_bytes(&linear))?;

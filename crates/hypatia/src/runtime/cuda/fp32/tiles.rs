@@ -7,6 +7,9 @@ use crate::runtime::cuda::{Result, kernel};
 
 const SOURCE: &str = include_str!("tiles.cu");
 
+/// What the kernel is called in its source.
+pub(super) const NAME: &str = "tiles";
+
 /// How the kernel divides its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -158,7 +161,7 @@ impl Tiles {
     }
 
     pub(super) fn new(device: &'static Device, linear: Linear, shape: Shape) -> Result<Tiles> {
-        let function = kernel::module(device, "tiles", &shape.source())?.function("tiles")?;
+        let function = kernel::module(device, NAME, &shape.source())?.function(NAME)?;
         function.allow_shared(shape.shared() as u32)?;
         Ok(Tiles {
             function,
@@ -205,7 +208,7 @@ mod tests {
         for shape in SHAPES.into_iter().chain(TOPS) {
             for (arch, split) in [(Arch::new(8, 0), 1), (Arch::new(9, 0), 8), (Arch::new(10, 0), 2)] {
                 let source = Shape { split, ..shape }.source();
-                nvrtc::compile("tiles", &source, arch).unwrap();
+                nvrtc::compile(NAME, &source, arch).unwrap();
             }
         }
     }
