@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import types
 from typing import Any
 
 import pytest
@@ -182,6 +184,72 @@ def test_a_weight_given_as_an_input_is_not_tied(training: bool) -> None:
         compiled = hypatia.compile(model)
         for given in (model.scale, torch.randn(4, requires_grad=True)):
             torch.testing.assert_close(compiled(given), model(given))
+
+
+class Remembers(nn.Module):
+    """Changes what is not in the graph."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.inner = nn.Identity()
+        self.change = change
+        self.last: Any = None
+        self.kept: list[Any] = []
+        self.named: dict[str, Any] = {"calls": 0}
+        self.cache = types.SimpleNamespace(length=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.change(self, y)
+        return y.relu() * (1 + self.cache.length)
+
+
+CHANGES: dict[str, Any] = {
+    "last": lambda m, y: setattr(m, "last", y),
+    "inner.seen": lambda m, y: setattr(m.inner, "seen", 1 + getattr(m.inner, "seen", 0)),
+    "kept": lambda m, y: m.kept.append(y),
+    "named.calls": lambda m, y: m.named.update(calls=m.named["calls"] + 1),
+    "cache.length": lambda m, y: setattr(m.cache, "length", m.cache.length + 1),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_changes_its_attributes_runs_as_it_is(
+    name: str, training: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Remembers(CHANGES[name])
+    theirs = copy.deepcopy(model)
+    with torch.set_grad_enabled(training), caplog.at_level("INFO", logger="hypatia"):
+        compiled = hypatia.compile(model)
+        for scale in (1, 2, 3):
+            torch.testing.assert_close(compiled(scale * X), theirs(scale * X))
+    if not training:
+        assert f"changes {name} when" in caplog.text
+    assert (model.named, model.cache, len(model.kept)) == (theirs.named, theirs.cache, len(theirs.kept))
+    assert type(model.last) is type(theirs.last)
+
+
+def test_a_buffer_that_is_replaced_is_replaced() -> None:
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + self.last
+            self.last = x[0]
+            return y
+
+    model = Replaces()
+    theirs = copy.deepcopy(model)
+    rows = torch.randn(3, 4)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, rows)
+        for scale in (1, 2, 3):
+            torch.testing.assert_close(compiled(scale * rows), theirs(scale * rows))
+            torch.testing.assert_close(model.last, theirs.last)
 
 
 def test_names_of_arguments() -> None:

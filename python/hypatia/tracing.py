@@ -13,6 +13,7 @@ import inspect
 import logging
 import operator
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +25,9 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
+from .state import unchanged
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +50,14 @@ def captured(
     args, kwargs = distinct(model, (args, dict(kwargs)))
     if dynamic_shapes is None and not torch.is_grad_enabled():
         try:
-            return recorded(model, args, kwargs), {}
+            with unchanged(model):
+                return recorded(model, args, kwargs), {}
+        except UnsupportedError:
+            raise
         # Fake tensors refuse by many kinds of exceptions, and the model has its own.
         except Exception as reason:
             log.debug("torch.export is asked for the graph: %s", reason)
-    program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+    program = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
         program = program.run_decompositions({})
     gm = program.module(check_guards=False)
@@ -61,11 +67,25 @@ def captured(
 
 def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
     """A differentiable model as a graph of flat inputs and results, and the form of the results."""
-    gm = torch.export.export(model, args, strict=False).module(check_guards=False)
+    gm = _exported(model, args).module(check_guards=False)
     spec = gm.graph._codegen.pytree_info.out_spec
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
     return gm, spec
+
+
+def _exported(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> torch.export.ExportedProgram:
+    with unchanged(model), warnings.catch_warnings():
+        # It puts tensors that are attributes back, and goes on without them.
+        warnings.filterwarnings("error", message="The tensor attributes? ")
+        return torch.export.export(
+            model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+        )
 
 
 def distinct(model: nn.Module, args: Any) -> Any:
@@ -116,6 +136,8 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         recorder,
     ):
         results = model(*fake_args, **fake_kwargs)
+        if any(operator.attrgetter(name)(model) is not fakes[id(t)] for name, t in state.items()):
+            raise UnservedError("a buffer or a parameter is replaced")
     flat, out_spec = pytree.tree_flatten(results)
     nodes = [recorder.result(t) for t in flat]
     graph = recorder.graph

@@ -1,0 +1,113 @@
+"""What a model's forward changes besides tensors: attributes, lists, counters.
+
+A graph has no place for such changes: a compiled model would forget to make them, and would go on with the
+values of the run that was traced. So a model that makes them is not compiled, and what the traced run has
+changed is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import UnsupportedError
+
+_MOST = 50_000
+"""Containers that are looked at; a model with more is trusted."""
+
+_SKIPPED = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks") or "_hooks_" in name)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+_Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Puts back what a run changes in a model.
+
+    Raises:
+        UnsupportedError: something was changed.
+    """
+    before = list(_containers(model))
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, container, copy in before:
+            key = _difference(container, copy)
+            if key is not None:
+                changed.append(".".join(part for part in (name, key) if part))
+                _restore(container, copy)
+    if changed:
+        raise UnsupportedError(f"the model changes {changed[0]} when it is called")
+
+
+def _containers(model: nn.Module) -> Iterator[tuple[str, _Container, _Container]]:
+    """All containers that hang on a model, by name, with shallow copies."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Any, bool]] = [(name, m, True) for name, m in model.named_modules()]
+    while stack and len(seen) < _MOST:
+        name, value, inside = stack.pop()
+        container = _container(value, inside)
+        if container is None or id(container) in seen:
+            continue
+        seen.add(id(container))
+        yield name, container, container.copy()
+        of_module = isinstance(value, nn.Module)
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, item in items:
+            if not isinstance(item, _PLAIN) and not (of_module and key in _SKIPPED):
+                stack.append((f"{name}.{key}" if name else str(key), item, of_module))
+
+
+def _container(value: Any, inside: bool) -> _Container | None:
+    """What of a value can be changed; of other objects the attributes, if a module has them."""
+    if type(value) in (dict, list, set, deque):
+        return value
+    if isinstance(value, nn.Module):
+        return value.__dict__
+    if isinstance(value, (dict, list, set)):
+        return value if hasattr(value, "copy") and type(value).__module__ == "collections" else None
+    if not inside or isinstance(value, (torch.Tensor, type)) or callable(value):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if type(attributes) is dict else None
+
+
+def _difference(container: _Container, copy: _Container) -> str | None:
+    """What differs first, a key or nothing but the length; none if nothing does."""
+    if isinstance(container, set):
+        return None if container == copy else ""
+    if not isinstance(container, dict):
+        same = len(container) == len(copy) and all(map(_is_same, container, copy))
+        return None if same else ""
+    missing = object()
+    keys = (*copy, *(k for k in container if k not in copy))
+    wrong = (k for k in keys if not _is_same(container.get(k, missing), copy.get(k, missing)))
+    return next(map(str, wrong), None)
+
+
+def _restore(container: _Container, copy: _Container) -> None:
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(copy)
+    else:
+        container.extend(copy)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values are one, or equal numbers and texts; torch.export leaves copies of containers."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(_is_same(value, b[key]) for key, value in a.items())
+    return isinstance(a, _PLAIN) and a == b
