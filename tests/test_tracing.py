@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import hypatia
 from hypatia import tracing
 from hypatia.fakes import fakes_of
+from hypatia.native import NativeGraph
 
 aten = torch.ops.aten
 
@@ -149,7 +150,7 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "size that depends on values": (lambda s, x: (x * s).nonzero(), (X,)),
     "number": (lambda s, x, n: x * s + n, (X, 3)),
     "result that is an input": (lambda s, x: (x * s, x), (X,)),
-    "result that is no tensor": (lambda s, x: (x * s, 3), (X,)),
+    "result of another type": (lambda s, x: (x * s, complex(1, 2)), (X,)),
 }
 
 
@@ -184,6 +185,31 @@ def test_a_weight_given_as_an_input_is_not_tied(training: bool) -> None:
         compiled = hypatia.compile(model)
         for given in (model.scale, torch.randn(4, requires_grad=True)):
             torch.testing.assert_close(compiled(given), model(given))
+
+
+def test_results_that_are_no_tensors(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.Linear(4, 64)
+    model = Called(lambda s, x: (None, layer(x * s).relu(), 3, {"name": "y", "y": x + s})).eval()
+    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
+    monkeypatch.setattr(NativeGraph, "choose", lambda *_: times)
+    with torch.no_grad(), caplog.at_level("WARNING", logger="hypatia"):
+        compiled = hypatia.compile(model, X)
+        assert compiled._last is not None
+        assert compiled._last.native is not None
+        for x in (X, 2 * X, torch.randn(3, 6, 4), torch.randn(4, 6, 4)):
+            (none, y, three, named), theirs = compiled(x), model(x)
+            assert (none, three, named["name"]) == (None, 3, "y")
+            torch.testing.assert_close((y, named["y"]), (theirs[1], theirs[3]["y"]))
+    assert not caplog.text
+
+
+def test_a_number_from_a_weight(caplog: pytest.LogCaptureFixture) -> None:
+    model = Called(lambda s, x: x * s[0].item()).eval()
+    with torch.no_grad(), caplog.at_level("WARNING", logger="hypatia"):
+        torch.testing.assert_close(hypatia.compile(model, X)(X), model(X))
+    assert not caplog.text
 
 
 class Remembers(nn.Module):

@@ -21,7 +21,8 @@ def folded_bytes(gm: fx.GraphModule) -> int:
     sources = {storage_of(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
     folded = {storage_of(n): n for n in gm.graph.nodes if n.meta.get("folded")}
     values = [n.meta["val"] for storage, n in folded.items() if storage not in sources]
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v.numel(), int))
+    tensors = (v for v in values if isinstance(v, torch.Tensor))
+    return sum(v.numel() * v.element_size() for v in tensors if isinstance(v.numel(), int))
 
 
 class _Forgetful(Protocol):

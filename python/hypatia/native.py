@@ -72,6 +72,10 @@ class NativeGraph:
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self.device = self.planner.device
         self._finish = Finish(gm, described) if self.planner.saved else None
+        (output,) = gm.graph.find_nodes(op="output")
+        leaves = enumerate(pytree.arg_tree_leaves(*output.args))
+        self._besides = [(i, leaf) for i, leaf in leaves if not isinstance(leaf, fx.Node)]
+        """Results that are no values of the graph, None for example, and their places."""
         self._only: Any = None
         """The plan of a training step, which has no constants and no other sizes."""
         self.keeps: dict[int, int] = {}
@@ -145,14 +149,22 @@ class NativeGraph:
                 return None
             results = (self._only or bound)(self.lead(), *[args[i] for i in self.inputs])
             if sizes and others and results is not None:
-                return self._settle_sizes(args, sizes, results)
+                return self._settle_sizes(args, sizes, self.finished(results))
             return self.finished(results)
         except _native.HypatiaError as error:
             return self._failed(error, args)
 
     def finished(self, returned: Any) -> Any:
         """The results of the graph, of what a plan returned."""
-        return returned if self._finish is None or returned is None else self._finish(returned)
+        if returned is None:
+            return None
+        if self._finish is not None:
+            return self._finish(returned)
+        if self._besides:
+            returned = list(returned)
+            for i, leaf in self._besides:
+                returned.insert(i, leaf)
+        return returned
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
@@ -166,7 +178,8 @@ class NativeGraph:
     ) -> tuple[torch.Tensor, ...] | None:
         """The first call at other sizes than those that were verified: torch's ops are asked too."""
         expected = pytree.tree_leaves(self.fallback(list(args)))
-        apart = max(starmap(distance, zip(results, expected, strict=True)), default=0.0)
+        pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]
+        apart = max(starmap(distance, pairs), default=0.0)
         if apart > 1:
             self.native = False
             warnings.warn(

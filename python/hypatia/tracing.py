@@ -202,11 +202,13 @@ class _Recorder(TorchDispatchMode):
         fake = self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         return fake.requires_grad_(tensor.requires_grad)
 
-    def result(self, tensor: Any) -> fx.Node:
-        """The node of a result of the model."""
-        node = self._nodes.get(id(tensor))
+    def result(self, value: Any) -> fx.Node | int | float | str | None:
+        """The node of a result of the model, or what it is for every call of this graph."""
+        if value is None or isinstance(value, (int, float, str)):
+            return value
+        node = self._nodes.get(id(value))
         if node is None or node in self._given:
-            raise UnservedError("a result is an input, a weight or no tensor")
+            raise UnservedError("a result is an input, a weight or neither a tensor nor a number")
         return node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
