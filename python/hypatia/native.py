@@ -374,7 +374,7 @@ class NativeGraph:
                     times[name].append(time.perf_counter() - before)
                     if times[name][-1] > BRIEF:
                         break
-            if _is_clear(times):
+            if gpu and _is_clear(times):
                 break
         # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
         # few, since what disturbs one of them only makes it longer.
