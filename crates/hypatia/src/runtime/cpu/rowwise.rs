@@ -17,6 +17,7 @@
 
 mod fit;
 mod rows;
+mod short;
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use crate::{Error, Result};
 pub use fit::RowFit;
 use fit::Stages;
 use rows::{Finish, Number, Rows, Source, SumOf};
+use short::Short;
 
 /// What is done with a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -192,6 +194,23 @@ impl Rowwise {
     /// The fit is this op's. There is an address for each input and output, and the memory is as
     /// [`View::from_raw`] and [`ViewMut::from_raw`] say.
     pub unsafe fn run_at(&self, fit: &RowFit, threads: usize, inputs: &[*mut u8], outputs: &[*mut u8]) {
+        if let (true, Some(kernel)) = (fit.plain, fit.short) {
+            let affine = self.epilogue.as_ref().and_then(|e| e.affine);
+            // The epilogue's first input is the result of the norm, as ours is its operand.
+            let row = |input: Option<usize>| input.map_or(std::ptr::null(), |i| inputs[i].cast_const().cast());
+            let rows = Short {
+                x: inputs[0].cast_const().cast(),
+                plus: std::ptr::null(),
+                y: outputs[0].cast(),
+                count: fit.rows,
+                width: fit.width,
+                scale: row(affine.map(|a| a.scale)),
+                shift: row(affine.and_then(|a| a.shift)),
+                eps: self.op.eps(),
+            };
+            // SAFETY: by the caller; what scales and shifts is a row.
+            return unsafe { kernel(&rows) };
+        }
         if fit.plain && inputs[0] != outputs[0] {
             // SAFETY: by the caller.
             return unsafe {
@@ -239,7 +258,7 @@ impl Rowwise {
         let source: &[T] = numbers(0, len);
         // SAFETY: by the caller.
         let target: &mut [T] = unsafe { std::slice::from_raw_parts_mut(target.cast(), results) };
-        self.compute(source, target, (fit.rows, fit.width), finish);
+        self.compute(None, source, target, (fit.rows, fit.width), finish);
     }
 
     /// The rows from `start` to `end`, a group at a time.
@@ -313,9 +332,9 @@ impl Rowwise {
                 match summands {
                     Some((_, b)) => {
                         let b = std::slice::from_raw_parts(b.cast(), len);
-                        self.compute(SumOf(x, b), y, (count, width), finish);
+                        self.compute(bound.short, SumOf(x, b), y, (count, width), finish);
                     }
-                    None => self.compute(x, y, (count, width), finish),
+                    None => self.compute(bound.short, x, y, (count, width), finish),
                 }
                 match &mut epilogue {
                     Some(region) => {
@@ -332,11 +351,17 @@ impl Rowwise {
 
     fn compute<T: Number, S: Source<T>>(
         &self,
+        short: Option<short::Kernel>,
         source: S,
         target: &mut [T],
         (count, width): (usize, usize),
         finish: Finish<T>,
     ) {
+        if let Some(kernel) = short {
+            let rows = Short::new(self.op, source.arrays(), target, (count, width), finish);
+            // SAFETY: there is such a kernel for f32 only, and the arrays have so many rows.
+            return unsafe { kernel(&rows) };
+        }
         let op = self.op;
         dispatch(Rows {
             op,

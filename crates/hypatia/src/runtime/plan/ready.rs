@@ -21,8 +21,10 @@ pub(super) struct Weights {
 
 /// A step's operands and results, in the order of the step.
 pub(super) struct Ends {
-    pub(super) inputs: Vec<Address>,
-    pub(super) outputs: Vec<Address>,
+    /// Operands first.
+    pub(super) addresses: Vec<Address>,
+    /// So many of them are operands.
+    pub(super) inputs: usize,
 }
 
 /// What a step needs besides itself.
@@ -93,15 +95,17 @@ impl Ready {
     }
 
     fn region(plan: &Plan, r: &RegionStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
-        let mut outputs: Vec<(DType, &[isize])> = (r.outputs.iter())
-            .map(|id| (plan.values[*id].dtype, &r.dense[..]))
-            .collect();
-        let mut ends = ends(plan, &r.inputs, &r.outputs, at)?;
-        if !r.slices.is_empty() {
-            outputs = tensors(plan, &r.slices);
-            let slice = |o: &Operand| at.operand(o, plan.values[o.value].dtype.size());
-            ends.outputs = r.slices.iter().map(slice).collect::<Result<_>>()?;
-        }
+        let dense = |id: &ValueId| (plan.values[*id].dtype, &r.dense[..]);
+        let (outputs, ends) = match &r.slices[..] {
+            [] => (
+                r.outputs.iter().map(dense).collect(),
+                ends(plan, &r.inputs, &r.outputs, at)?,
+            ),
+            slices => {
+                let places = operands(plan, slices, at)?;
+                (tensors(plan, slices), Ends::new(operands(plan, &r.inputs, at)?, places))
+            }
+        };
         let fit = r
             .region
             .fit(&chunk.shape(&r.shape), &tensors(plan, &r.inputs), &outputs)?;
@@ -125,10 +129,21 @@ fn tensors<'a>(plan: &Plan, operands: &'a [Operand]) -> Vec<(DType, &'a [isize])
     operands.iter().map(one).collect()
 }
 
+fn operands(plan: &Plan, operands: &[Operand], at: &Addresses) -> Result<Vec<Address>> {
+    let one = |o: &Operand| at.operand(o, plan.values[o.value].dtype.size());
+    operands.iter().map(one).collect()
+}
+
 fn ends(plan: &Plan, inputs: &[Operand], outputs: &[ValueId], at: &Addresses) -> Result<Ends> {
-    let input = |o: &Operand| at.operand(o, plan.values[o.value].dtype.size());
-    Ok(Ends {
-        inputs: inputs.iter().map(input).collect::<Result<_>>()?,
-        outputs: outputs.iter().map(|id| at.value(*id)).collect::<Result<_>>()?,
-    })
+    let outputs = outputs.iter().map(|id| at.value(*id)).collect::<Result<_>>()?;
+    Ok(Ends::new(operands(plan, inputs, at)?, outputs))
+}
+
+impl Ends {
+    fn new(inputs: Vec<Address>, outputs: Vec<Address>) -> Ends {
+        Ends {
+            inputs: inputs.len(),
+            addresses: [inputs, outputs].concat(),
+        }
+    }
 }

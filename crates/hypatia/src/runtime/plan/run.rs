@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use half::bf16;
 use smallvec::SmallVec;
 
-use super::address::Address;
 use super::ready::{Ends, Form, Ready, Weights};
 use super::{LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
 use crate::error::Result;
@@ -87,13 +86,11 @@ impl Runnable {
                 }
                 (Task::Linear(l), Ready::Product(product)) => product.run(threads, l, blocks),
                 (Task::Region(r), Ready::Region(fit, ends)) => {
-                    let (inputs, outputs) = (all(&ends.inputs, blocks), all(&ends.outputs, blocks));
-                    r.region.run_at(fit, threads, &inputs, &outputs);
+                    ends.at(blocks, |inputs, outputs| r.region.run_at(fit, threads, inputs, outputs));
                     Ok(())
                 }
                 (Task::Rows(r), Ready::Rows(fit, ends)) => {
-                    let (inputs, outputs) = (all(&ends.inputs, blocks), all(&ends.outputs, blocks));
-                    r.rows.run_at(fit, threads, &inputs, &outputs);
+                    ends.at(blocks, |inputs, outputs| r.rows.run_at(fit, threads, inputs, outputs));
                     Ok(())
                 }
                 (Task::Torch(t), Ready::Torch(ends, forms)) => self.torch(t, ends, forms, blocks),
@@ -105,14 +102,15 @@ impl Runnable {
     /// # Safety
     /// As for `step`.
     unsafe fn torch(&self, t: &TorchStep, ends: &Ends, forms: &[Form], blocks: &[*mut u8]) -> Result<()> {
-        let read = t.reads.iter().zip(&ends.inputs).map(|(operand, address)| Strided {
+        let (inputs, outputs) = ends.addresses.split_at(ends.inputs);
+        let read = t.reads.iter().zip(inputs).map(|(operand, address)| Strided {
             data: address.of(blocks),
             dtype: self.plan.values[operand.value].dtype,
             shape: &operand.shape,
             strides: &operand.strides,
             gpu: None,
         });
-        let results = t.writes.iter().zip(&ends.outputs).zip(forms);
+        let results = t.writes.iter().zip(outputs).zip(forms);
         let write = results.map(|((id, address), (shape, strides))| Strided {
             data: address.of(blocks),
             dtype: self.plan.values[*id].dtype,
@@ -127,20 +125,26 @@ impl Runnable {
     }
 }
 
-#[inline]
-fn all(addresses: &[Address], blocks: &[*mut u8]) -> SmallVec<[*mut u8; FEW]> {
-    if addresses.len() > FEW {
-        return addresses.iter().map(|a| a.of(blocks)).collect();
+impl Ends {
+    /// Calls a function with where inputs and outputs start, given where the blocks of a call do.
+    #[inline(always)]
+    fn at(&self, blocks: &[*mut u8], f: impl FnOnce(&[*mut u8], &[*mut u8])) {
+        let (mut few, count) = ([std::ptr::null_mut(); FEW], self.addresses.len());
+        if count <= FEW {
+            for (start, address) in few.iter_mut().zip(&self.addresses) {
+                *start = address.of(blocks);
+            }
+            let (inputs, outputs) = few[..count].split_at(self.inputs);
+            return f(inputs, outputs);
+        }
+        let all: Vec<*mut u8> = self.addresses.iter().map(|a| a.of(blocks)).collect();
+        let (inputs, outputs) = all.split_at(self.inputs);
+        f(inputs, outputs);
     }
-    let mut few = [std::ptr::null_mut(); FEW];
-    for (start, address) in few.iter_mut().zip(addresses) {
-        *start = address.of(blocks);
-    }
-    SmallVec::from_buf_and_len(few, addresses.len())
 }
 
 /// Addresses that most steps get by with.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
 /// The product and what follows it, rounded where eager rounds.
 ///

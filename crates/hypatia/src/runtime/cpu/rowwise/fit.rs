@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{GROUP, RowOp, Rowwise, fail};
+use super::{GROUP, RowOp, Rowwise, fail, short};
 use crate::Result;
 use crate::runtime::cpu::region::{Access, Layout, Region, accesses, distinct_layouts, layouts};
 use crate::ty::DType;
@@ -24,6 +24,8 @@ pub struct RowFit {
     make: Vec<Layout>,
     /// Whether all of it is one group of rows that lie as they are computed, without other work.
     pub(super) plain: bool,
+    /// What computes rows that are that short.
+    pub(super) short: Option<short::Kernel>,
 }
 
 /// The memory of a run, in the order of a fit.
@@ -32,6 +34,7 @@ pub(super) struct Stages<'a> {
     pub(super) keep: SmallVec<[Access<'a>; 2]>,
     pub(super) join: SmallVec<[Access<'a>; 4]>,
     pub(super) make: SmallVec<[Access<'a>; 2]>,
+    pub(super) short: Option<short::Kernel>,
 }
 
 impl RowFit {
@@ -44,6 +47,7 @@ impl RowFit {
             keep: accesses(&self.keep, before_out),
             join: accesses(&self.join, after_in),
             make: accesses(&self.make, after_out),
+            short: self.short,
         }
     }
 }
@@ -97,6 +101,7 @@ impl Rowwise {
             join: layouts("input", after, after_in)?,
             make: distinct_layouts("output", after, after_out)?,
             plain: false,
+            short: short::kernel(self.op, width).filter(|_| self.compute == DType::F32),
         };
         fit.plain = self.is_plain(&fit);
         Ok(fit)

@@ -51,6 +51,8 @@ pub(super) trait Source<T>: Copy {
     fn each<const L: usize>(self, number: usize, f: impl FnMut(usize, T));
     /// One of them.
     fn at(self, index: usize) -> T;
+    /// Where they are: in an array, or sums of two.
+    fn arrays(self) -> (*const T, *const T);
 }
 
 impl<T: Number> Source<T> for &[T] {
@@ -78,6 +80,9 @@ impl<T: Number> Source<T> for &[T] {
     #[inline(always)]
     fn at(self, index: usize) -> T {
         self[index]
+    }
+    fn arrays(self) -> (*const T, *const T) {
+        (self.as_ptr(), std::ptr::null())
     }
 }
 
@@ -111,6 +116,9 @@ impl<T: Number> Source<T> for SumOf<'_, T> {
     #[inline(always)]
     fn at(self, index: usize) -> T {
         self.0[index] + self.1[index]
+    }
+    fn arrays(self) -> (*const T, *const T) {
+        (self.0.as_ptr(), self.1.as_ptr())
     }
 }
 

@@ -227,7 +227,12 @@ fn affine_norm(dtype: DType) -> Rowwise {
 
 #[test]
 fn scale_and_shift_of_any_layout() {
-    let (rows, width) = (5, 130);
+    for width in [7, 40, 64, 130] {
+        scale_and_shift(5, width);
+    }
+}
+
+fn scale_and_shift(rows: usize, width: usize) {
     let (x, w, b) = (
         numbers(rows * width, 0.0),
         numbers(rows * width, 1.0),
@@ -289,7 +294,12 @@ fn sixteen_bits_scale_and_shift_before_they_round() {
 
 #[test]
 fn a_norm_may_replace_its_rows() {
-    let (rows, width) = (9, 300);
+    for width in [5, 48, 300] {
+        norm_replaces(9, width);
+    }
+}
+
+fn norm_replaces(rows: usize, width: usize) {
     let mut x = numbers(rows * width, 0.0);
     let (w, b) = (numbers(width, 1.0), numbers(width, 0.0));
     let dense = [width as isize, 1];
@@ -323,7 +333,9 @@ fn a_norm_of_rows_that_begin_unlike_they_go_on() {
     for (begin, rest) in [(0.0, 1e4f32), (1e6, 0.0), (-3e3, 3e3)] {
         let mut x = numbers(1000, rest);
         x[..64].fill(begin);
-        for x in [x, vec![begin + 0.1; 777]] {
+        let mut short = numbers(50, rest);
+        short[..25].fill(begin);
+        for x in [x, vec![begin + 0.1; 777], short, vec![begin + 0.1; 33]] {
             let mut y = vec![0f32; x.len()];
             Rowwise::new(RowOp::LayerNorm { eps: 1e-5 }, DType::F32)
                 .unwrap()
