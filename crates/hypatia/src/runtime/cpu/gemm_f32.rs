@@ -56,9 +56,10 @@ struct Block {
     lines: usize,
 }
 
-/// Weights in panels.
-struct Panels {
-    data: Aligned<f32>,
+/// Weights in panels, which start at a cache line.
+#[derive(Clone, Copy)]
+struct Panels<D> {
+    data: D,
     n: usize,
     k: usize,
     level: Level,
@@ -88,17 +89,38 @@ pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> B
     Box::new(Panels { data, n, k, level })
 }
 
-impl Layer<f32> for Panels {
+impl Layer<f32> for Panels<Aligned<f32>> {
     fn bytes(&self) -> usize {
         self.data.bytes()
     }
 
     unsafe fn run(&self, threads: usize, m: usize, x: Rows<f32>, sink: Sink<f32>) {
+        let Panels { ref data, n, k, level } = *self;
+        // SAFETY: handed on.
+        unsafe {
+            Panels {
+                data: &data[..],
+                n,
+                k,
+                level,
+            }
+            .multiply(threads, m, x, sink)
+        }
+    }
+}
+
+impl Panels<&[f32]> {
+    /// # Safety
+    /// As for [`Layer::run`].
+    unsafe fn multiply(self, threads: usize, m: usize, x: Rows<f32>, sink: Sink<f32>) {
         let threads = share(threads, (m, self.n, self.k), ALONE);
         let strips = self.n >= 2 * threads * STREAMS * PANEL && m == 1;
-        let grid = match strips {
-            true => Grid::strips(threads, (m, self.n), STREAMS * PANEL),
-            false => Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS),
+        // All parts read the one panel that there may be, again for every few rows.
+        let bands = self.n <= PANEL && self.k * PANEL * size_of::<f32>() <= RESIDENT;
+        let grid = match (strips, bands) {
+            (true, _) => Grid::strips(threads, (m, self.n), STREAMS * PANEL),
+            (_, true) => Grid::bands(threads, (m, self.n), ROWS, PART_ROWS),
+            _ => Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS),
         };
         let call = Call { weights: self, x, sink };
         Pool::global().run(threads, grid.parts(), &|part| {
@@ -166,14 +188,15 @@ unsafe fn multiply_streams(block: &Block, apart: usize) {
 }
 
 struct Call<'a> {
-    weights: &'a Panels,
+    weights: Panels<&'a [f32]>,
     x: Rows<'a, f32>,
     sink: Sink<'a, f32>,
 }
 
 /// Columns after which the rest of an epilogue is applied: enough to call it seldom, few enough to be in cache.
 const FINISH: usize = 8 * PANEL;
-/// Bytes of activations up to which a panel is taken to its last term before the next one.
+/// Bytes that stay in the second-level cache: of activations, up to which a panel is taken to its last term before the
+/// next one, or of a panel.
 const RESIDENT: usize = 512 << 10;
 
 impl Call<'_> {
@@ -233,7 +256,7 @@ impl Call<'_> {
     /// # Safety
     /// As for [`Call::part`]. There is one row if there are several panels, and the level is AVX-512.
     unsafe fn panel(&self, rows: &Range<usize>, columns: Range<usize>, terms: Range<usize>, next: usize) {
-        let Panels { ref data, n, k, level } = *self.weights;
+        let Panels { data, n, k, level } = self.weights;
         let e = self.sink.epilogue;
         let (column, several) = (columns.start, columns.len() > PANEL);
         let (term, terms) = (terms.start, terms.len());

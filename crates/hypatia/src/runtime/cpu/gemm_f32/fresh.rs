@@ -8,8 +8,13 @@ const TERMS: usize = 64;
 /// Elements that are packed before a second thread is of much use.
 const PACKED_ALONE: usize = 1 << 14;
 
-/// Where a right factor of certain sizes is packed.
-pub struct Factor(Panels);
+/// Where a right factor of certain sizes is packed, if it has to be.
+pub struct Factor {
+    n: usize,
+    k: usize,
+    /// Made when it is first needed.
+    packed: Option<Aligned<f32>>,
+}
 
 /// A right factor in memory.
 #[derive(Debug, Clone, Copy)]
@@ -20,17 +25,23 @@ pub struct Right<'a> {
     pub by_terms: bool,
 }
 
+impl Right<'_> {
+    /// Whether it lies as it would be packed.
+    fn is_panel(&self, n: usize) -> bool {
+        let lines = self.rows.data.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>());
+        self.by_terms && n <= PANEL && n.is_multiple_of(LANES) && self.rows.stride == n && lines
+    }
+}
+
 impl Factor {
     /// For `n` columns of `k` terms.
     pub fn new(n: usize, k: usize) -> Factor {
-        let data = Aligned::zeroed(n.next_multiple_of(LANES) * k);
-        let level = lanes::level();
-        Factor(Panels { data, n, k, level })
+        Factor { n, k, packed: None }
     }
 
-    /// The size in memory.
+    /// The size in memory, as far as it was needed.
     pub fn bytes(&self) -> usize {
-        self.0.data.bytes()
+        self.packed.as_ref().map_or(0, Aligned::bytes)
     }
 
     /// Computes `m` rows of `x · w` and what follows, on at most `threads` threads.
@@ -42,26 +53,31 @@ impl Factor {
         y: RowsMut<f32>,
         epilogue: &Epilogue<f32>,
     ) -> Result<(), Mismatch> {
-        let Panels { n, k, .. } = self.0;
+        let Factor { n, k, .. } = *self;
         let (rows, columns) = if w.by_terms { (k, n) } else { (n, k) };
         w.rows.check("right factor", rows, columns)?;
         x.check("operand", m, k)?;
         y.check(m, n)?;
         epilogue.check(m, n)?;
         if m > 0 && n > 0 {
-            self.pack(threads, w);
+            let data = match w.is_panel(n) {
+                true => w.rows.data,
+                false => self.pack(threads, w),
+            };
+            let level = lanes::level();
             // SAFETY: checked just now.
-            unsafe { self.0.run(threads, m, x, Sink::new(y, epilogue)) };
+            unsafe { Panels { data, n, k, level }.multiply(threads, m, x, Sink::new(y, epilogue)) };
         }
         Ok(())
     }
 
     /// Packs a factor whose sizes were checked.
-    fn pack(&mut self, threads: usize, w: Right) {
-        let Panels { n, k, .. } = self.0;
+    fn pack(&mut self, threads: usize, w: Right) -> &[f32] {
+        let Factor { n, k, .. } = *self;
+        let packed = (self.packed).get_or_insert_with(|| Aligned::zeroed(n.next_multiple_of(LANES) * k));
         let threads = if n * k > PACKED_ALONE { threads } else { 1 };
         let (panels, blocks) = (n.div_ceil(PANEL), k.div_ceil(TERMS));
-        let data = Shared(self.0.data.as_mut_ptr());
+        let data = Shared(packed.as_mut_ptr());
         Pool::global().run(threads, panels * blocks, &|part| {
             let (column, first) = (part % panels * PANEL, part / panels * TERMS);
             let columns = PANEL.min(n - column);
@@ -91,6 +107,7 @@ impl Factor {
                 }
             }
         });
+        packed
     }
 }
 
@@ -123,16 +140,19 @@ mod tests {
             (7, 70, 33),
             (64, 64, 400),
             (13, 200, 129),
+            (40, 48, 70),
             (5, 16, 0),
             (0, 5, 3),
             (3, 0, 4),
         ] {
             let mut factor = Factor::new(n, k);
-            for (by_terms, threads) in [(true, 1), (false, 2), (true, 2)] {
+            for (by_terms, threads, gap) in [(true, 1, 2), (false, 2, 2), (true, 2, 2), (true, 2, 0), (false, 1, 0)] {
                 let (rows, columns) = if by_terms { (k, n) } else { (n, k) };
-                // Rows with gaps, on both sides.
-                let (x_stride, stride) = (k + 3, columns + 2);
-                let (x, w) = (numbers(m * x_stride + k), numbers(rows * stride + columns));
+                // Rows with gaps, on both sides, and without.
+                let (x_stride, stride) = (k + 3, columns + gap);
+                let (x, given) = (numbers(m * x_stride + k), numbers(rows * stride + columns));
+                let mut w = Aligned::zeroed(given.len());
+                w.copy_from_slice(&given);
                 let mut y = vec![f32::NAN; m * n];
                 let right = Right {
                     rows: Rows { data: &w, stride },

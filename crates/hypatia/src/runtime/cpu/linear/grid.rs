@@ -83,6 +83,25 @@ impl Grid {
         }
     }
 
+    /// Cuts `m`×`n` into parts of all columns and a few rows, a multiple of `unit` and at most `max_rows` of them. Where
+    /// weights stay in cache, small parts cost little, too.
+    pub fn bands(threads: usize, (m, n): (usize, usize), unit: usize, max_rows: usize) -> Grid {
+        let units = m.div_ceil(unit).div_ceil(threads.max(1) * STRIPS);
+        let mut rows = units.clamp(2, (max_rows / unit).max(2)) * unit;
+        // A last part of a row or two would take as long as one of a unit.
+        while rows < m && (1..=unit / 2).contains(&(m % rows)) {
+            rows += unit;
+        }
+        Grid {
+            m,
+            n,
+            rows,
+            columns: n.max(1),
+            across: 1,
+            down: m.div_ceil(rows).max(1),
+        }
+    }
+
     pub fn parts(&self) -> usize {
         self.across * self.down
     }
@@ -108,12 +127,12 @@ mod tests {
             m in 0usize..300, n in 0usize..300, threads in 1usize..9, mu in 1usize..40, nu in 1usize..40, most in 1usize..300
         ) {
             let grid = Grid::new(threads, (m, n), (mu, nu), most);
-            for grid in [grid, Grid::strips(threads, (m, n), nu)] {
+            prop_assert!((0..grid.parts()).all(|part| grid.part(part).0.len() <= most.max(mu).next_multiple_of(mu)));
+            for grid in [grid, Grid::strips(threads, (m, n), nu), Grid::bands(threads, (m, n), mu, m)] {
                 let mut seen = vec![0u8; m * n];
                 for part in 0..grid.parts() {
                     let (rows, columns) = grid.part(part);
                     prop_assert!(rows.start % mu == 0 && columns.start % nu == 0);
-                    prop_assert!(rows.len() <= most.max(mu).next_multiple_of(mu) || rows.len() == m);
                     for r in rows {
                         columns.clone().for_each(|c| seen[r * n + c] += 1);
                     }
