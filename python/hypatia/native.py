@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 # For plans with calls into torch: two pools of threads would fight, since torch's spin after every op.
 _native.borrow_threads(str(calls.LIBTORCH))
 
+# Asked at every call, of which a small plan has few: names of modules take as long to look up.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_any_autocast = torch._C._is_any_autocast_enabled
+
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 
@@ -116,7 +120,7 @@ class NativeGraph:
 
     def direct(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
-        if not self.native or torch._C._len_torch_dispatch_stack() or torch._C._is_any_autocast_enabled():
+        if not self.native or _dispatch_modes() or _any_autocast():
             return None
         return self.run(args)
 
@@ -139,7 +143,7 @@ class NativeGraph:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
-                    return self.finished(results)
+                    return results
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
