@@ -340,7 +340,7 @@ fn sums<T: Number, S: Source<T>, const L: usize, const N: usize>(x: S, f: impl F
     let mut totals = [0.0; N];
     for start in (0..x.len()).step_by(BLOCK) {
         let block = x.part(start..x.len().min(start + BLOCK));
-        let lanes = fold(block, [[T::from_f64(0.0); L]; N], |sums, v| {
+        let lanes = fold::<T, S, L, N, false>(block, [[T::from_f64(0.0); L]; N], |sums, v| {
             let terms = f(v);
             std::array::from_fn(|k| sums[k] + terms[k])
         });
@@ -355,19 +355,19 @@ fn sums<T: Number, S: Source<T>, const L: usize, const N: usize>(x: S, f: impl F
 #[inline(always)]
 fn greatest<T: Number, S: Source<T>, const L: usize>(x: S, f: impl Fn(T, T) -> T) -> T {
     let least = [[T::from_f64(f64::NEG_INFINITY); L]];
-    let [lanes] = fold(x, least, |[most], v| [f(most, v)]);
+    let [lanes] = fold::<T, S, L, 1, true>(x, least, |[most], v| [f(most, v)]);
     join(lanes, f)
 }
 
 /// Takes the elements of a row into lanes, `N` numbers in each.
 #[inline(always)]
-fn fold<T: Number, S: Source<T>, const L: usize, const N: usize>(
+fn fold<T: Number, S: Source<T>, const L: usize, const N: usize, const COPIED: bool>(
     x: S,
     start: [[T; L]; N],
     step: impl Fn([T; N], T) -> [T; N],
 ) -> [[T; L]; N] {
     let whole = x.len() / L * L;
-    let lanes = fold_chunks(x, start, &step);
+    let lanes = fold_chunks::<T, S, L, N, COPIED>(x, start, &step);
     if whole == x.len() {
         return lanes;
     }
@@ -382,19 +382,29 @@ fn fold<T: Number, S: Source<T>, const L: usize, const N: usize>(
 }
 
 /// The whole chunks of a row. By itself, since the lanes stay in registers only if nothing else refers to them.
+/// Comparisons are fast on a copy of a chunk, sums without: 390 ns for 1024 elements of a softmax beside 510, and 300 for
+/// an rms_norm beside 760.
 #[inline(always)]
-fn fold_chunks<T: Number, S: Source<T>, const L: usize, const N: usize>(
+fn fold_chunks<T: Number, S: Source<T>, const L: usize, const N: usize, const COPIED: bool>(
     x: S,
     mut lanes: [[T; L]; N],
     step: impl Fn([T; N], T) -> [T; N],
 ) -> [[T; L]; N] {
     for number in 0..x.len() / L {
-        x.each::<L>(number, |i, v| {
+        let mut take = |i: usize, v: T| {
             let next = step(std::array::from_fn(|k| lanes[k][i]), v);
             for k in 0..N {
                 lanes[k][i] = next[k];
             }
-        });
+        };
+        if COPIED {
+            x.each::<L>(number, take);
+        } else {
+            let chunk = x.chunk::<L>(number);
+            for i in 0..L {
+                take(i, chunk(i));
+            }
+        }
     }
     lanes
 }
