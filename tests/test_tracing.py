@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -312,3 +313,23 @@ def test_views_are_not_remembered() -> None:
         x = torch.empty(3, 4)
         parts = [fakes.call("view", aten.view.default, (x, [12]), {}) for _ in range(2)]
     assert all(p.untyped_storage()._cdata == x.untyped_storage()._cdata for p in parts)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_threads_that_compile_the_same_model(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    compiled = hypatia.compile(model)
+    inputs = [torch.randn(n % 3 + 2, 8) for n in range(6)]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(training):
+            return compiled(x).detach()
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for _ in range(3):
+            for ours, theirs in zip(pool.map(call, inputs), expected, strict=True):
+                torch.testing.assert_close(ours, theirs)
+    assert all(entry.report is not None for entry in compiled._entries.values())
+    assert all(type(p) is nn.Parameter for p in model.parameters())

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 _KEPT = 64
 """Shapes that a compiled model remembers."""
+
+_TRACING = threading.RLock()
+"""Held while a model is traced: its parameters are fake ones then, for every thread."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
@@ -131,13 +135,21 @@ class CompiledModel:
         key = (self.model.training, *(_kind(leaf) for leaf in leaves))
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
-            with _uncollected():
-                entry = self._open(leaves) or self._new(args, kwargs, leaves)
-            self._entries.pop(key, None)
-            self._entries[key] = entry
-            while len(self._entries) > _KEPT:
-                self._entries.pop(next(iter(self._entries)))
+            # While another thread traces the model, its weights look replaced: once more, when that is over.
+            with _TRACING:
+                entry = self._entries.get(key)
+                if entry is None or entry.outdated():
+                    entry = self._keep(key, args, kwargs, leaves)
         self._last = entry
+        return entry
+
+    def _keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Entry:
+        with _uncollected():
+            entry = self._open(leaves) or self._new(args, kwargs, leaves)
+        self._entries.pop(key, None)
+        self._entries[key] = entry
+        while len(self._entries) > _KEPT:
+            self._entries.pop(next(iter(self._entries)))
         return entry
 
     def _open(self, leaves: list[Any]) -> _Entry | None:
@@ -179,10 +191,12 @@ class CompiledModel:
         key = (self.model.training, parameters, *(_trained_kind(leaf) for leaf in leaves))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
-            while len(self._trained) >= _KEPT:
-                self._trained.pop(next(iter(self._trained)))
-            with _uncollected():
-                trained = self._trained[key] = _Trained(self.model, args, self._options)
+            with _TRACING, _uncollected():
+                trained = self._trained.get(key)
+                if trained is None or not trained.parts.hold():
+                    while len(self._trained) >= _KEPT:
+                        self._trained.pop(next(iter(self._trained)))
+                    trained = self._trained[key] = _Trained(self.model, args, self._options)
         if not trained.usable:
             return self._by_torch()(*args)
         self._last_trained = trained

@@ -143,7 +143,7 @@ class NativeGraph:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
                 results = bound(self.lead(), *inputs)
                 if results is not None or bound.current():
-                    return results
+                    return self.finished(results) if self._besides else results
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
