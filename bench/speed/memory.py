@@ -8,6 +8,7 @@ added. What kernels keep on their stacks or in scratch of their own is in neithe
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from .overhead import plan_of
 from .run import Run
 
 CALLS = 10_000
+WINDOWS = 3
 THREADS = 8
 SECTIONS = ("mlp", "linear", "pointwise", "models", "rewrites")
 
@@ -101,7 +103,8 @@ def resident() -> int:
 
 
 def _leak(run: Run, name: str) -> dict[str, Any]:
-    """How much the process grows over many calls."""
+    """How much the process grows over many calls: the least of several times as many, since a leak grows in
+    each of them, and the rest of the process only now and then."""
     run.say(f"{CALLS} calls: {name}")
     if not Path("/proc/self/statm").exists():
         return {"case": name, "calls": 0, "grown_bytes": None}
@@ -111,10 +114,13 @@ def _leak(run: Run, name: str) -> dict[str, Any]:
         compiled = hypatia.compile(model, x)
         for _ in range(CALLS // 10):
             compiled(x)
-        before = resident()
-        for _ in range(CALLS):
-            compiled(x)
-    return {"case": name, "calls": CALLS, "grown_bytes": resident() - before}
+        sizes = [resident()]
+        for _ in range(WINDOWS):
+            for _ in range(CALLS):
+                compiled(x)
+            sizes.append(resident())
+    grown = [after - before for before, after in itertools.pairwise(sizes)]
+    return {"case": name, "calls": CALLS, "grown_bytes": min(grown), "each_bytes": grown}
 
 
 def _threads(run: Run, name: str) -> dict[str, Any]:

@@ -38,6 +38,9 @@ _native.borrow_threads(str(calls.LIBTORCH))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 
+COPIES = 1 << 25
+"""Bytes of copies of weights from which on a plan has to be faster, not only as fast."""
+
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 
@@ -340,9 +343,13 @@ class NativeGraph:
             forms["plainer plan"] = lambda: other(list(args))
         if eager is not None:
             forms["eager"] = eager
+        # Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages. But
+        # much memory for copies of weights has to pay.
+        limit = CLOSE if self.bytes[1] < COPIES else 1 / CLOSE
         best = self._timed(forms, seconds)
         plans = [best[name] for name in ("plan", "plainer plan") if name in best]
-        if min(plans) > CLOSE * min(best.values()):
+        others = [taken for name, taken in best.items() if not name.endswith("plan")]
+        if min(plans) > limit * min(others):
             # A plan that is dropped is dropped for good; what disturbs one measurement may spare the next.
             again = self._timed(forms, seconds)
             best = {name: min(taken, again[name]) for name, taken in best.items()}
@@ -350,8 +357,7 @@ class NativeGraph:
             self._without, self._bound = other._without, other._bound
             best["plan"] = best["plainer plan"]
         best.pop("plainer plan", None)
-        # Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages.
-        self.native = best["plan"] <= CLOSE * min(best.values())
+        self.native = best["plan"] <= limit * min(t for name, t in best.items() if name != "plan")
         return best
 
     def _timed(self, forms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
