@@ -20,10 +20,8 @@ import torch
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
-from . import _native
 from .api import optimized
 from .backend import Pass
 from .backend import hypatia as backend
@@ -31,6 +29,7 @@ from .native import GRAPH, NativeGraph
 from .options import Options
 from .planner import PLAN
 from .report import GraphReport
+from .state import Parts
 from .tracing import distinct, exported
 from .training import Step, step_of
 
@@ -41,9 +40,6 @@ _KEPT = 64
 
 _TRACING = threading.RLock()
 """Held while a model is traced: its parameters are fake ones then, for every thread."""
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
 def compile(
@@ -223,33 +219,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _Parts:
-    """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        entries = [
-            (owner, name, value)
-            for module in modules
-            for owner in (module._parameters, module._buffers, module._modules)
-            for name, value in owner.items()
-        ]
-        self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
-        self._dtypes = [t.dtype for t in self._tensors]
-        entries += [(m.__dict__, "training", m.training) for m in modules]
-        entries += [
-            (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
-        ]
-        empty = [getattr(m, name) for m in modules for name in _HOOKS]
-        empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
-        self.hooked = any(empty)
-        self.watch = _native.Watch(entries, [] if self.hooked else empty)
-
-    def hold(self) -> bool:
-        """Whether all parts are what they were, and of the same dtypes."""
-        return self.watch.holds() and [t.dtype for t in self._tensors] == self._dtypes
-
-
 class _Entry:
     """The model compiled for one kind of inputs."""
 
@@ -270,7 +239,7 @@ class _Entry:
         """The least and greatest value of sizes that are left open, by input and dimension."""
         self._kinds = [_kind(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
         self._run: Callable[..., Any] = model
-        self._parts = _Parts(model)
+        self._parts = Parts(model)
         self.watch = self._parts.watch
         if self._parts.hooked:
             log.info("the model runs as it is: it has hooks")
@@ -362,7 +331,7 @@ class _Trained:
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         self.model = model
-        self.parts = _Parts(model)
+        self.parts = Parts(model)
         self.reports: list[GraphReport] = []
         self.eager = False
         """The model trains faster as it is."""

@@ -1,8 +1,8 @@
-"""What a model's forward changes besides tensors: attributes, lists, counters.
+"""What a compiled model counts on: parts that stay as they are, and a forward that changes tensors alone.
 
-A graph has no place for such changes: a compiled model would forget to make them, and would go on with the
-values of the run that was traced. So a model that makes them is not compiled, and what the traced run has
-changed is put back.
+A graph has no place for changes of attributes, lists and counters: a compiled model would forget to make
+them, and would go on with the values of the run that was traced. So a model that makes them is not compiled,
+and what the traced run has changed is put back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks
 
+from . import _native
 from .errors import UnsupportedError
 
 _MOST = 50_000
@@ -23,7 +25,37 @@ _MOST = 50_000
 _SKIPPED = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks") or "_hooks_" in name)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+class Parts:
+    """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        entries = [
+            (owner, name, value)
+            for module in modules
+            for owner in (module._parameters, module._buffers, module._modules)
+            for name, value in owner.items()
+        ]
+        self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
+        self._dtypes = [t.dtype for t in self._tensors]
+        entries += [(m.__dict__, "training", m.training) for m in modules]
+        entries += [
+            (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
+        ]
+        empty = [getattr(m, name) for m in modules for name in _HOOKS]
+        empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
+        self.hooked = any(empty)
+        self.watch = _native.Watch(entries, [] if self.hooked else empty)
+
+    def hold(self) -> bool:
+        """Whether all parts are what they were, and of the same dtypes."""
+        return self.watch.holds() and [t.dtype for t in self._tensors] == self._dtypes
 
 
 @contextlib.contextmanager
