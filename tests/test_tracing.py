@@ -306,6 +306,15 @@ def test_remembered_results_are_memory_of_their_own() -> None:
     assert len(calls) == 2
 
 
+def test_results_in_the_same_memory_are_not_remembered() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        x = torch.empty(3, 4)
+        for _ in range(2):
+            left, right = fakes_of(mode).call("both", lambda x: [x + 1] * 2, (x,), {})
+            assert left is right
+
+
 def test_views_are_not_remembered() -> None:
     mode = FakeTensorMode()
     fakes = fakes_of(mode)

@@ -45,8 +45,9 @@ class Fakes:
         results = run(*args, **kwargs)
         several = type(results) if type(results) in (tuple, list) else None
         flat = [results] if several is None else list(results)
-        inputs = {_storage(t) for t in _tensors((args, kwargs))}
-        if all(_is_plain(t) and not t.storage_offset() and _storage(t) not in inputs for t in flat):
+        memory = [_storage(t) for t in (*flat, *_tensors((args, kwargs)))]
+        own = all(memory.count(place) == 1 for place in memory[: len(flat)])
+        if own and all(_is_plain(t) and not t.storage_offset() for t in flat):
             kinds = [_kind(t) for t in flat]
             with contextlib.suppress(TypeError):
                 # Not if a size depends on values.
@@ -57,10 +58,10 @@ class Fakes:
     def view(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op returns that makes views: the same without torch's look-ups for each."""
         mode = self._mode()
-        given = [t for t in _tensors((args, kwargs)) if not (_is_plain(t) and _is_closed(t))]
-        if mode is None or given:
+        given = _tensors((args, kwargs))
+        if mode is None or not all(_is_plain(t) and _is_closed(t) for t in given):
             return op(*args, **kwargs)
-        device = _tensors((args, kwargs))[0].device
+        device = given[0].device
         with torch.no_grad(), in_kernel_invocation_manager(mode):
             results = op(*args, **kwargs)
         if isinstance(results, torch.Tensor):
