@@ -249,7 +249,7 @@ def test_a_plan_that_loses_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native.NativeGraph, "_timed", timed)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
     compiled = hypatia.compile(model, x)
-    assert len(asked) == 2
+    assert len(asked) == 2  # the second time it wins
     assert compiled.reports[0].times == {"plan": 1.0, "graph": 2.0, "eager": 2.0}
     assert compiled._last.native is not None
 

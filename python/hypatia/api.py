@@ -12,12 +12,13 @@ from torch.utils import _pytree as pytree
 from .checking import References
 from .culprit import Part
 from .guard import Guard
-from .native import GRAPH, NativeGraph
+from .native import CHECK, GRAPH, NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
 from .tracing import captured
+from .trial import Forward
 
 
 def optimize(
@@ -45,7 +46,7 @@ def optimized(
     *,
     native: bool = False,
 ) -> fx.GraphModule:
-    """The same; with ``native`` the graph's native plan is checked and timed too, or taken off."""
+    """The same; with ``native`` the graph's native plan is checked, and `CHECK` is what checks the rest."""
     parsed = Options.parse(options)
     gm, ranges = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
@@ -59,16 +60,23 @@ def optimized(
     result, report = compiled()
     mode = parsed.checksum_mode
     references = References()
-    for run in (_interpreted, _by_plan) if native else (_interpreted,):
-        if report is not None and mode != "off" and (run is _interpreted or PLAN in result.meta):
+
+    def checked(run: Callable[[fx.GraphModule], Forward]) -> fx.GraphModule:
+        kept = result
+        if report is not None and mode != "off":
             guard = Guard(gm, result, report, mode, compiled, run, training=not freeze, references=references)
             with torch.set_grad_enabled(not freeze):
-                result = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
-    result.graph.set_codegen(gm.graph._codegen)
-    result.recompile()
-    result.training = model.training
-    result.meta["hypatia"] = report
-    result.meta["hypatia_ranges"] = ranges
+                kept = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
+        kept.graph.set_codegen(gm.graph._codegen)
+        kept.recompile()
+        kept.training = model.training
+        kept.meta["hypatia"] = report
+        kept.meta["hypatia_ranges"] = ranges
+        return kept
+
+    result = checked(_by_plan if native and PLAN in result.meta else _interpreted)
+    if native and PLAN in result.meta:
+        result.meta[CHECK] = lambda: checked(_interpreted)
     if not native:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)
@@ -76,7 +84,7 @@ def optimized(
     return result
 
 
-def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _interpreted(gm: fx.GraphModule) -> Forward:
     """Runs a graph on flat inputs, whatever calling convention it has."""
 
     def forward(args: list[Any]) -> Any:
@@ -86,7 +94,7 @@ def _interpreted(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return forward
 
 
-def _by_plan(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _by_plan(gm: fx.GraphModule) -> Forward:
     if PLAN not in gm.meta:
         return _interpreted(gm)
     gm.meta[GRAPH] = NativeGraph(gm, _interpreted(gm))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import statistics
 import threading
 import time
@@ -25,13 +26,16 @@ from torch.utils import _pytree as pytree
 from .api import optimized
 from .backend import Pass
 from .backend import hypatia as backend
-from .native import GRAPH, NativeGraph
+from .guard import effects_of
+from .native import CHECK, GRAPH, NativeGraph
 from .options import Options
-from .planner import PLAN
+from .planner import CLOSE, PLAN
 from .report import GraphReport
 from .state import Parts
+from .timing import in_turns
 from .tracing import distinct, exported
 from .training import Step, step_of
+from .yardstick import RandomState, changed_inputs, devices_of
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +254,7 @@ class _Entry:
             dynamic = tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in range(len(args)))
         try:
             with torch.no_grad():
-                gm = optimized(model, args, kwargs, options, dynamic, native=True)
+                gm = optimized(model, args, kwargs, options, dynamic, native=self.positional)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
             return
@@ -261,22 +265,47 @@ class _Entry:
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if dynamic is not None:
             self.open = gm.meta["hypatia_ranges"]
-        if PLAN in gm.meta and self.positional:
-            self._plan(gm, model, args)
+        timed = not changed_inputs(gm) and not effects_of(gm)
+        if PLAN in gm.meta:
+            self._plan(gm, model, args, timed=timed)
+        elif timed:
+            self._without_plan(gm, model, args, kwargs)
 
-    def _plan(self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def _plan(self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], *, timed: bool) -> None:
         self.single = self._spec.is_leaf()
-        graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, None)
-        graph.fallback = lambda flat: gm(*flat)
+        graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, gm)
+        graph.graph = lambda flat: gm(*flat)
+        graph.fallback = lambda flat: model(*flat)
         graph.ranges = dict(self.open)
-        with torch.no_grad():
-            times = self.report.times = graph.choose(args, lambda: model(*args))
+        if timed:
+            with torch.no_grad():
+                self.report.times = graph.choose(args, lambda: model(*args))
+        times = self.report.times or {}
         self.report.memory = graph.bytes
+        check = gm.meta.pop(CHECK)
+        self._run = model
         if graph.native:
             graph.settled = True
             self.native = graph.direct
-        elif times["eager"] < times["graph"]:
-            self._run = model
+        elif times.get("graph", math.inf) <= times["eager"]:
+            self.report.kept = "graph"
+            self._run = check()
+        else:
+            self.report.kept = "eager"
+
+    def _without_plan(
+        self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Keeps the graph or eager, whichever is faster."""
+        devices = devices_of(pytree.tree_leaves((args, kwargs)))
+        random = RandomState(devices)
+        forms = {"eager": lambda: model(*args, **kwargs), "graph": lambda: gm(*args, **kwargs)}
+        with torch.no_grad():
+            times = self.report.times = in_turns(forms, 0.05, gpu=any(d.type == "cuda" for d in devices))
+        random.restore()
+        self.report.kept = "graph"
+        if times.get("graph", math.inf) > CLOSE * times["eager"]:
+            self.report.kept, self._run = "eager", model
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""

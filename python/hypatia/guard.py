@@ -6,6 +6,7 @@ cost nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -61,12 +62,12 @@ class Guard:
         self.recompile = recompile
         self.runnable = runnable
         self.training = training
-        self.compiled = Form(compiled, runnable(compiled))
+        self.compiled = self._form(compiled)
         self.kept = compiled
         self.forward: Forward = self.first_call
         self._lock = threading.RLock()
         self.settled = False
-        effects = _effects(original)
+        effects = effects_of(original)
         if effects:
             note = f"cannot be run more than once: it calls {', '.join(effects)}"
             self.settle(self.compiled, Check(mode, "not checked", 0, [], [], [note], 0.0))
@@ -126,20 +127,36 @@ class Guard:
             trial.random.restore()
             return self.runnable(self.original)(inputs) if call else None
         seconds = time.perf_counter() - start - trial.seconds
+        if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
+            self._choose(trial, form)
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)
-        if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
-            with quietly():
-                self.report.times = form.forward.choose(inputs)
-                self.report.memory = form.forward.bytes
-            form.forward.settled = True
         if not call or trial.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.
             trial.random.restore()
             return form.forward(inputs) if call else None
         trial.after.restore()
         return attempt.results
+
+    def _choose(self, trial: Trial, form: Form) -> None:
+        """Keeps the plan, or torch's ops if these are faster, and right too."""
+        plan = form.forward
+        with quietly():
+            self.report.times = plan.choose(trial.inputs)
+        self.report.memory = plan.bytes
+        plan.settled = True
+        if not plan.native:
+            right = trial.run(Form(form.gm, plan.graph)).ok
+            self.report.kept = "graph" if right else "eager"
+            plan.fallback = plan.graph if right else plan.fallback
+
+    def _form(self, gm: fx.GraphModule) -> Form:
+        """A form of the graph; where its plan does not run, the original does, since that is right."""
+        forward = self.runnable(gm)
+        if isinstance(forward, NativeGraph):
+            forward.fallback = _when_called(functools.partial(self.runnable, self.original))
+        return Form(gm, forward)
 
     def _as_captured(self) -> Form:
         return Form(self.original, self.runnable(self.original))
@@ -163,7 +180,7 @@ class Guard:
                 candidate, report = self.recompile(without)
                 if report is None:
                     return False
-                form = Form(candidate, self.runnable(candidate))
+                form = self._form(candidate)
                 tried[without] = (form, report, trial.run(form))
             return tried[without][2].ok
 
@@ -233,7 +250,12 @@ class Guard:
         )
 
 
-def _effects(gm: fx.GraphModule) -> list[str]:
+def _when_called(make: Callable[[], Forward]) -> Forward:
+    made = functools.cache(make)
+    return lambda args: made()(args)
+
+
+def effects_of(gm: fx.GraphModule) -> list[str]:
     """Calls that other processes or the outside world would notice if they were made again."""
     found: dict[str, None] = {}
     for node in gm.graph.nodes:

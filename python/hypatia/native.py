@@ -10,10 +10,9 @@ import json
 import logging
 import math
 import operator
-import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -28,6 +27,7 @@ from .finish import Finish
 from .folding import folded_bytes, watch
 from .planner import CLOSE, PLAN, VALUES, Planner
 from .recording import Recorded
+from .timing import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +50,25 @@ SPLIT = {"bf16x6"}
 PLAINER = 256 << 20
 """Bytes of packed weights up to which a second plan without such layers is tried."""
 
-REST, BRIEF = 0.003, 0.002
-"""Seconds in which idle threads go to sleep, and of a call so long that it does not matter."""
+PAUSES = (0.02, 0.1)
+"""Seconds after which a plan that lost is timed again."""
 
 GRAPH = "hypatia_native"
 """Key of a graph's metadata: what runs it by its plans."""
+
+CHECK = "hypatia_check"
+"""Key of a graph's metadata: checks how torch's ops run it, where only its plan was checked; what to keep."""
 
 
 class NativeGraph:
     """Runs a graph by its native plan, on arguments in the order of the placeholders."""
 
-    def __init__(self, gm: fx.GraphModule, fallback: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, graph: Callable[[list[Any]], Any]) -> None:
         self.gm = gm
-        self.fallback = fallback
+        self.graph = graph
+        """The same by torch's ops."""
+        self.fallback = graph
+        """What runs where the plan does not."""
         self.planner: Planner = gm.meta[PLAN]
         described = self._describe(self.planner.at(self.planner.hints))
         names = gm.meta[VALUES]
@@ -336,79 +342,47 @@ class NativeGraph:
         self(list(args))
         forms: dict[str, Callable[[], Any]] = {
             "plan": lambda: self(list(args)),
-            "graph": lambda: self.fallback(list(args)),
         }
         other = self._plainer(args)
         if other is not None:
             forms["plainer plan"] = lambda: other(list(args))
         if eager is not None:
             forms["eager"] = eager
+        forms["graph"] = lambda: self.graph(list(args))
         # Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages. But
         # much memory for copies of weights has to pay.
         limit = CLOSE if self.bytes[1] < COPIES else 1 / CLOSE
         best = self._timed(forms, seconds)
-        plans = [best[name] for name in ("plan", "plainer plan") if name in best]
-        others = [taken for name, taken in best.items() if not name.endswith("plan")]
-        if min(plans) > limit * min(others):
+        for pause in PAUSES:
+            plans = [best[name] for name in ("plan", "plainer plan") if name in best]
+            others = [taken for name, taken in best.items() if not name.endswith("plan")]
+            if min(plans) <= limit * min(others, default=math.inf):
+                break
             # A plan that is dropped is dropped for good; what disturbs one measurement may spare the next.
+            time.sleep(pause)
             again = self._timed(forms, seconds)
-            best = {name: min(taken, again[name]) for name, taken in best.items()}
+            best = {name: min(taken, again.get(name, taken)) for name, taken in best.items()}
         if other is not None and best["plainer plan"] < best["plan"]:
             self._without, self._bound = other._without, other._bound
             best["plan"] = best["plainer plan"]
         best.pop("plainer plan", None)
-        self.native = best["plan"] <= limit * min(t for name, t in best.items() if name != "plan")
+        others = [taken for name, taken in best.items() if name != "plan"]
+        self.native = best["plan"] <= limit * min(others, default=math.inf)
         return best
 
     def _timed(self, forms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-        """What a call usually takes in each form, in turns."""
-        times: dict[str, list[float]] = {name: [] for name in forms}
-        gpu = self.device.type == "cuda"
-        wait = torch.cuda.synchronize if gpu else lambda: None
-        wait()
-        start = time.perf_counter()
-        while len(times["plan"]) < 50 and (
-            not times["plan"]
-            or (spent := time.perf_counter() - start) < seconds
-            or (len(times["plan"]) < 3 and spent < 1.0)
-        ):
-            for name, form in forms.items():
-                if not gpu and (not times[name] or times[name][-1] < BRIEF):
-                    # Threads of the form before still spin, and the first call wakes those of this one.
-                    time.sleep(REST)
-                    form()
-                for _ in range(1 if gpu else 5):
-                    before = time.perf_counter()
-                    form()
-                    wait()
-                    times[name].append(time.perf_counter() - before)
-                    if times[name][-1] > BRIEF:
-                        break
-            if gpu and _is_clear(times):
-                break
-        # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
-        # few, since what disturbs one of them only makes it longer.
-        usual = statistics.median if len(times["plan"]) >= 5 else min
-        return {name: usual(taken) for name, taken in times.items()}
+        return in_turns(forms, seconds, gpu=self.device.type == "cuda")
 
     def _plainer(self, args: Sequence[Any]) -> NativeGraph | None:
         """The same without kernels whose speed depends on what else runs on a core, if it has some."""
         if not SPLIT & set(self.kinds) or self.bytes[1] > PLAINER:
             return None
-        other = NativeGraph(self.gm, self.fallback)
+        other = NativeGraph(self.gm, self.graph)
+        other.fallback = self.fallback
         other._without = sorted(SPLIT)
         other(list(args))
         other._alive = []
         return other if other._bound else None
-
-
-def _is_clear(times: Mapping[str, Sequence[float]]) -> bool:
-    """Whether each call of one form took less than half of what any call of another did."""
-    if len(times["plan"]) < 3:
-        return False
-    slowest = {name: max(taken) for name, taken in times.items()}
-    best = min(slowest, key=slowest.__getitem__)
-    return all(2 * slowest[best] < min(taken) for name, taken in times.items() if name != best)
 
 
 @functools.cache

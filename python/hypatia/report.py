@@ -86,6 +86,8 @@ class GraphReport:
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
         """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
+        self.kept = "plan"
+        """Which of these forms runs."""
         self.folded = folded
         """Bytes of folded and merged weights."""
         self.memory: tuple[int, int] | None = None
@@ -148,7 +150,7 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be written down; the search itself and the graphs stay behind."""
-        names = ("kind", "check", "times", "data", "proof", "programs", "fused", "graphs")
+        names = ("kind", "check", "times", "kept", "data", "proof", "programs", "fused", "graphs")
         return {name: getattr(self, name) for name in names}
 
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
@@ -176,12 +178,9 @@ class GraphReport:
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
         if self.times is not None:
-            best = min(self.times, key=self.times.__getitem__)
             names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
             each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
-            near = self.times["plan"] <= planner.CLOSE * self.times[best]
-            kept = "the plan is kept" if near else f"dropped, {names[best]} faster"
-            lines.append(f"  native    {each}: {kept}")
+            lines.append(f"  native    {each}: {self._verdict(names)}")
         if self.memory is not None or self.folded:
             values, packed = (n / 2**20 for n in self.memory or (0, 0))
             lines.append(
@@ -191,6 +190,17 @@ class GraphReport:
         if self.check is not None:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)
+
+    def _verdict(self, names: dict[str, str]) -> str:
+        if self.kept == "plan":
+            return "the plan is kept"
+        if "plan" not in self.times:
+            return f"no plan, {names[self.kept]} kept"
+        if self.kept not in self.times:
+            return "dropped, torch's ops faster but wrong: runs as it was captured"
+        if self.times["plan"] < self.times[self.kept]:
+            return "dropped, too little faster for its copies of weights"
+        return f"dropped, {names[self.kept]} faster"
 
 
 def _names(names: list[str], most: int = 12) -> str:

@@ -186,7 +186,7 @@ class Step:
 
 
 def _by_torch(forward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    return forward.fallback if isinstance(forward, NativeGraph) else forward
+    return forward.graph if isinstance(forward, NativeGraph) else forward
 
 
 def _compare(

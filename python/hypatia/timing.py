@@ -1,0 +1,96 @@
+"""How long a call takes in each of several forms."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+REST, BRIEF = 0.003, 0.002
+"""Seconds in which idle threads go to sleep, and of a call so long that it does not matter."""
+
+WAKE, TURN = 0.002, 0.002
+"""Seconds of calls until threads that slept are awake and on cores of their own, and of a turn after that."""
+
+
+def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: bool) -> dict[str, float]:
+    """What a call usually takes in each form, in turns.
+
+    The form "graph" has the rewrites of the form "plan": where "eager" takes twice as long as the plan, the
+    graph is left out. So it is if it does not run.
+    """
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    first = next(iter(forms))
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    wait()
+    start = time.perf_counter()
+    while (
+        not times[first]
+        or (spent := time.perf_counter() - start) < seconds
+        or (len(times[first]) < 3 and spent < 1.0)
+    ):
+        for name in list(times):
+            form = forms[name]
+            if name == "graph" and not times[name] and (_is_twice_as_fast(times) or not _runs(form)):
+                del times[name]
+                continue
+            if gpu:
+                times[name].append(_taken(form, wait))
+            else:
+                brief = not times[name] or times[name][-1] < BRIEF
+                times[name] += _turn(form) if brief else [_taken(form, wait)]
+        if gpu and _is_clear(times):
+            break
+    # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
+    # few, since what disturbs one of them only makes it longer.
+    usual = statistics.median if len(times[first]) >= 5 else min
+    return {name: usual(taken) for name, taken in times.items()}
+
+
+def _turn(form: Callable[[], Any]) -> list[float]:
+    """Seconds of calls in a row, when the threads of the form before sleep and its own are awake."""
+    time.sleep(REST)
+    start = time.perf_counter()
+    while time.perf_counter() - start < WAKE:
+        form()
+    start = time.perf_counter()
+    taken: list[float] = []
+    while not taken or time.perf_counter() - start < TURN:
+        taken.append(_taken(form))
+    return taken
+
+
+def _taken(form: Callable[[], Any], wait: Callable[[], None] = lambda: None) -> float:
+    before = time.perf_counter()
+    form()
+    wait()
+    return time.perf_counter() - before
+
+
+def _is_twice_as_fast(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether each call of the plan took less than half of what any call of eager did."""
+    return all(times.get(name) for name in ("plan", "eager")) and 2 * max(times["plan"]) < min(times["eager"])
+
+
+def _runs(form: Callable[[], Any]) -> bool:
+    try:
+        form()
+    except Exception:
+        log.info("the graph does not run", exc_info=True)
+        return False
+    return True
+
+
+def _is_clear(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether each call of one form took less than half of what any call of another did."""
+    if min(map(len, times.values())) < 3:
+        return False
+    slowest = {name: max(taken) for name, taken in times.items()}
+    best = min(slowest, key=slowest.__getitem__)
+    return all(2 * slowest[best] < min(taken) for name, taken in times.items() if name != best)

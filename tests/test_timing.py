@@ -1,0 +1,135 @@
+"""The fastest form is kept, and no form runs that was not checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hypatia
+from hypatia import api, compiling, native, timing
+from hypatia.backend import collecting
+from support import fresh_dynamo
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    fresh_dynamo()
+    torch.manual_seed(0)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def waits(seconds: float) -> Callable[[], None]:
+    return lambda: time.sleep(seconds)
+
+
+def fails() -> None:
+    raise AssertionError("it was called")
+
+
+def test_the_graph_is_left_out_where_eager_takes_twice_as_long() -> None:
+    times = timing.in_turns(
+        {"plan": waits(0.0), "eager": waits(0.003), "graph": fails}, seconds=0.01, gpu=False
+    )
+    assert list(times) == ["plan", "eager"]
+    assert times["plan"] < times["eager"]
+
+
+def test_a_graph_that_does_not_run_is_left_out() -> None:
+    assert list(timing.in_turns({"plan": waits(0.003), "graph": fails}, seconds=0.01, gpu=False)) == ["plan"]
+
+
+def timed(
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[native.NativeGraph], None] | None = None,
+    **seconds: float,
+) -> None:
+    """The forms of a plan take so long, whatever they are."""
+
+    def answer(graph: native.NativeGraph, forms: dict[str, Any], _: float) -> dict[str, float]:
+        if change is not None:
+            change(graph)
+        return {name: seconds[name] for name in forms}
+
+    monkeypatch.setattr(native.NativeGraph, "_timed", answer)
+
+
+def test_a_graph_that_is_faster_than_its_plan_is_checked_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed(monkeypatch, plan=3.0, eager=2.0, graph=1.0)
+    model, x = mlp(), torch.randn(4, 8)
+    compiled = hypatia.compile(model, x)
+    (report,) = compiled.reports
+    assert report.kept == "graph"
+    assert report.check is not None
+    assert report.check.status == "passed"
+    assert compiled._last._run is not model
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_wrong_graph_does_not_run_for_its_right_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted = api._interpreted
+
+    def wrong(gm: Any) -> Any:
+        right = interpreted(gm)
+        return lambda args: [t + 0.1 for t in right(args)]
+
+    def broken(graph: native.NativeGraph) -> None:
+        monkeypatch.setattr(api, "_interpreted", wrong)
+
+    timed(monkeypatch, broken, plan=3.0, eager=2.0, graph=1.0)
+    model, x = mlp(), torch.randn(4, 8)
+    with pytest.warns(hypatia.VerificationWarning, match="as it was captured"):
+        compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_same_by_torch_compile(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(graph: native.NativeGraph) -> None:
+        ops = graph.graph
+        graph.graph = ops if right else lambda args: [t + 0.1 for t in ops(args)]
+
+    timed(monkeypatch, change, plan=3.0, graph=1.0)
+    model, x = mlp(), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad(), collecting() as reports:
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
+    (report,) = reports
+    assert report.kept == ("graph" if right else "eager")
+    assert "dropped" in str(report)
+
+
+def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train(), torch.randn(4, 8)
+    for graph, kept in ((1.0, "graph"), (3.0, "eager")):
+        times = {"eager": 2.0, "graph": graph}
+        monkeypatch.setattr(compiling, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1])
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            compiled = hypatia.compile(model, x)
+        assert torch.equal(state, torch.get_rng_state())
+        assert compiled.reports[0].kept == kept
+        assert (compiled._last._run is model) == (kept == "eager")
+        assert "no plan" in str(compiled.reports[0])
+
+
+def test_what_others_would_notice_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "effects_of", lambda _: ["c10d.all_reduce"])
+    monkeypatch.setattr(compiling, "in_turns", lambda *_, **__: fails())
+    monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: fails())
+    x = torch.randn(4, 8)
+    for model in (mlp(), nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train()):
+        with torch.no_grad():
+            assert hypatia.compile(model, x).reports[0].times is None
