@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from .api import optimized
@@ -253,7 +254,8 @@ class _Entry:
             auto = torch.export.Dim.AUTO
             dynamic = tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in range(len(args)))
         try:
-            with torch.no_grad():
+            # Most graphs never run: where the plan does, nobody needs their Python code.
+            with torch.no_grad(), _use_lazy_graph_module(True):
                 gm = optimized(model, args, kwargs, options, dynamic, native=self.positional)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import kernels
@@ -77,7 +78,7 @@ class _Rebuilder:
         out = self.graph.output(output[0])
         out.meta = dict(self.captured.output.meta)
         self._changes_last(out)
-        root = fx.GraphModule(self._attributes(), self.graph, self.gm.__class__.__name__)
+        root = _make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
         root.meta[VALUES] = {nodes[i]["id"]: node.name for i, node in self.env.items()}
         return root

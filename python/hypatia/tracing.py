@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -145,7 +146,7 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     graph.eliminate_dead_code()
     called = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(called, in_spec, out_spec)))
-    gm = fx.GraphModule(model, graph)
+    gm = _make_graph_module(model, graph)
     gm.train(model.training)
     return gm
 
