@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from .checking import References
 from .culprit import Part
 from .guard import Guard
-from .native import CHECK, GRAPH, NativeGraph
+from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
@@ -77,6 +77,7 @@ def optimized(
     result = checked(_by_plan if native and PLAN in result.meta else _interpreted)
     if native and PLAN in result.meta:
         result.meta[CHECK] = lambda: checked(_interpreted)
+        result.meta[ORIGINAL] = gm
     if not native:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)

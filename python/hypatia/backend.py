@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .culprit import Part
 from .guard import Guard
+from .locks import COMPILING
 from .native import NativeGraph
 from .options import Options
 from .pipeline import compile_count, optimize_graph
@@ -32,8 +33,6 @@ _REMEMBERED = 64
 _reports: list[GraphReport] = []
 _collectors: list[list[GraphReport]] = []
 _lock = threading.Lock()
-_compiling = threading.RLock()
-"""Graphs are compiled one at a time: fake tensors are not made for several threads."""
 
 
 def hypatia(
@@ -63,7 +62,7 @@ def hypatia(
     settings = {"cse": False}
     if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
-    with _compiling, torch._functorch.config.patch(settings):
+    with COMPILING, torch._functorch.config.patch(settings):
         return compiler(gm, example_inputs)
 
 
@@ -106,7 +105,7 @@ def _compile_part(
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     plain = _plain(gm, kind, metadata)
-    with _compiling:
+    with COMPILING:
         optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
     guard: Guard | None = None
     forward = _runnable(optimized)

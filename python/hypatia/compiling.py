@@ -12,7 +12,6 @@ import gc
 import logging
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,8 @@ from .api import optimized
 from .backend import Pass
 from .backend import hypatia as backend
 from .guard import effects_of
-from .native import CHECK, GRAPH, NativeGraph
+from .locks import COMPILING
+from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
 from .options import Options
 from .planner import CLOSE, PLAN
 from .report import GraphReport
@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 
 _KEPT = 64
 """Shapes that a compiled model remembers."""
-
-_TRACING = threading.RLock()
-"""Held while a model is traced: its parameters are fake ones then, for every thread."""
 
 
 def compile(
@@ -137,7 +134,7 @@ class CompiledModel:
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
             # While another thread traces the model, its weights look replaced: once more, when that is over.
-            with _TRACING:
+            with COMPILING:
                 entry = self._entries.get(key)
                 if entry is None or entry.outdated():
                     entry = self._keep(key, args, kwargs, leaves)
@@ -192,7 +189,7 @@ class CompiledModel:
         key = (self.model.training, parameters, *(_trained_kind(leaf) for leaf in leaves))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
-            with _TRACING, _uncollected():
+            with COMPILING, _uncollected():
                 trained = self._trained.get(key)
                 if trained is None or not trained.parts.hold():
                     while len(self._trained) >= _KEPT:
@@ -277,7 +274,9 @@ class _Entry:
         self.single = self._spec.is_leaf()
         graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, gm)
         graph.graph = lambda flat: gm(*flat)
-        graph.fallback = lambda flat: model(*flat)
+        # Not the model itself: while another thread traces it, its weights are fake ones.
+        original = gm.meta.pop(ORIGINAL)
+        graph.fallback = lambda flat: original(*flat)
         graph.ranges = dict(self.open)
         if timed:
             with torch.no_grad():
@@ -285,15 +284,13 @@ class _Entry:
         times = self.report.times or {}
         self.report.memory = graph.bytes
         check = gm.meta.pop(CHECK)
-        self._run = model
         if graph.native:
             graph.settled = True
-            self.native = graph.direct
+            self.native, self._run = graph.direct, original
         elif times.get("graph", math.inf) <= times["eager"]:
-            self.report.kept = "graph"
-            self._run = check()
+            self.report.kept, self._run = "graph", check()
         else:
-            self.report.kept = "eager"
+            self.report.kept, self._run = "eager", model
 
     def _without_plan(
         self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from . import pipeline
 from .checking import References
 from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
+from .locks import COMPILING
 from .native import NativeGraph
 from .report import Check, GraphReport, Removed
 from .trial import Attempt, Form, Forward, Trial, quietly
@@ -63,9 +63,10 @@ class Guard:
         self.runnable = runnable
         self.training = training
         self.compiled = self._form(compiled)
+        self._current = self.compiled.forward
+        """What runs where nothing can be checked."""
         self.kept = compiled
         self.forward: Forward = self.first_call
-        self._lock = threading.RLock()
         self.settled = False
         effects = effects_of(original)
         if effects:
@@ -74,20 +75,17 @@ class Guard:
 
     def first_call(self, args: list[Any]) -> Any:
         """Runs the graph and checks what it returns; other threads wait for the verdict."""
-        with self._lock:
-            if self.settled:
-                forward = self.forward
-            elif not _checkable(args):
-                forward = self.compiled.forward
-            else:
-                inputs = list(args)
-                args.clear()
-                return self._first_call(inputs)
-        return forward(args)
+        if _checkable(args):
+            with COMPILING:
+                if not self.settled:
+                    inputs = list(args)
+                    args.clear()
+                    return self._first_call(inputs)
+        return self._current(args)
 
     def examine(self, inputs: list[Any]) -> fx.GraphModule:
         """Checks the graph on inputs without calling it for good; the form that is kept."""
-        with self._lock:
+        with COMPILING:
             if not self.settled and _checkable(inputs):
                 self._first_call(list(inputs), call=False)
         return self.kept
@@ -96,7 +94,7 @@ class Guard:
         """Keeps one form for all later calls."""
         self.report.check = check
         self.kept = form.gm
-        self.forward = form.forward
+        self.forward = self._current = form.forward
         self.settled = True
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled, self.references
