@@ -1,6 +1,6 @@
 """What a call costs on a GPU: kernels, bytes, time above the kernels, and compile time, beside eager's.
 
-    python3 tests_gpu/counts.py [--only WORD...] [--compile-only] [--json FILE]
+    python3 tests_gpu/counts.py [--only WORD...] [--dtype fp32] [--compile-only] [--json FILE]
 
 Kernels are those that torch's profiler sees in one call, copies and fills included. Bytes are what ops or
 steps read and write, every operand once. "Alone" is a call with nothing queued before it and a wait after it.
@@ -116,6 +116,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=[], help="cases whose names have one of these words")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("bench/out/gpu-counts.json"))
     arguments = parser.parse_args()
@@ -133,7 +134,8 @@ def main() -> int:
     for name, workload in cases:
         if arguments.only and not any(word in name for word in arguments.only):
             continue
-        model, inputs = workload.build(torch.bfloat16, "cuda")
+        dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
+        model, inputs = workload.build(dtype, "cuda")
         with torch.no_grad():
             model(*inputs)
             torch.cuda.synchronize()
@@ -147,7 +149,7 @@ def main() -> int:
         rows.append(row)
         e, h = row["eager"], row["hypatia"]
         print(
-            f"| {name} bf16 | {e['kernels']} → {h['kernels']} | {e['bytes'] / 2**20:.1f} → "
+            f"| {name} {arguments.dtype} | {e['kernels']} → {h['kernels']} | {e['bytes'] / 2**20:.1f} → "
             f"{h['bytes'] / 2**20:.1f} | {e['kernel_us']:.1f} → {h['kernel_us']:.1f} | "
             f"{h['queued_us']:.1f} | {h['alone_us']:.1f} | {h['queued_us'] - h['kernel_us']:.1f} | "
             f"{h['alone_us'] - h['kernel_us']:.1f} | {row['compile_s']:.2f} |",
