@@ -35,8 +35,9 @@ SAMPLE_SECONDS = 0.02
 WARM = 0.1
 """Calls before them, for so large a share of that time, bring back what others pushed out of the caches."""
 
-REST_SECONDS = 0.003
-"""Before a sample: threads of the backend before it, which wait by spinning, have gone to sleep by then."""
+REST_SECONDS = 0.015
+"""Before a sample: threads of the backend before it, which wait by spinning, have gone to sleep by then;
+those of torch's ops spin for 6 to 11 ms."""
 
 NOISY = 1.5
 """Samples that differ by more were disturbed by something else."""

@@ -12,11 +12,12 @@ import torch
 
 log = logging.getLogger(__name__)
 
-REST, BRIEF = 0.003, 0.002
-"""Seconds in which idle threads go to sleep, and of a call so long that it does not matter."""
+REST, LONG = 0.012, 0.2
+"""Seconds until threads of torch's with nothing to do sleep, and of a call that they do not matter for."""
 
-WAKE, TURN = 0.002, 0.002
-"""Seconds of calls until threads that slept are awake and on cores of their own, and of a turn after that."""
+BRIEF, WAKE, TURN = 0.002, 0.002, 0.002
+"""Seconds of a call that is made many times in a turn, of such calls until threads are awake and on cores of
+their own, and of the turn after that."""
 
 
 def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: bool) -> dict[str, float]:
@@ -27,6 +28,7 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
     """
     times: dict[str, list[float]] = {name: [] for name in forms}
     first = next(iter(forms))
+    spinning = not gpu
     wait = torch.cuda.synchronize if gpu else lambda: None
     wait()
     start = time.perf_counter()
@@ -40,11 +42,12 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
             if name == "graph" and not times[name] and (_is_twice_as_fast(times) or not _runs(form)):
                 del times[name]
                 continue
-            if gpu:
-                times[name].append(_taken(form, wait))
-            else:
-                brief = not times[name] or times[name][-1] < BRIEF
-                times[name] += _turn(form) if brief else [_taken(form, wait)]
+            latest = times[name][-1] if times[name] else 0.0
+            if name.endswith("plan") and spinning and latest < LONG:
+                # Plans have threads of their own, which sleep at once.
+                time.sleep(REST)
+            spinning = not gpu and not name.endswith("plan")
+            times[name] += [_taken(form, wait)] if gpu or latest > BRIEF else _turn(form)
         if gpu and _is_clear(times):
             break
     # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
@@ -54,8 +57,7 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
 
 
 def _turn(form: Callable[[], Any]) -> list[float]:
-    """Seconds of calls in a row, when the threads of the form before sleep and its own are awake."""
-    time.sleep(REST)
+    """Seconds of calls in a row, when the threads that they need are awake."""
     start = time.perf_counter()
     while time.perf_counter() - start < WAKE:
         form()
@@ -74,8 +76,9 @@ def _taken(form: Callable[[], Any], wait: Callable[[], None] = lambda: None) -> 
 
 
 def _is_twice_as_fast(times: Mapping[str, Sequence[float]]) -> bool:
-    """Whether each call of the plan took less than half of what any call of eager did."""
-    return all(times.get(name) for name in ("plan", "eager")) and 2 * max(times["plan"]) < min(times["eager"])
+    if not all(times.get(name) for name in ("plan", "eager")):
+        return False
+    return 2 * statistics.median(times["plan"]) < statistics.median(times["eager"])
 
 
 def _runs(form: Callable[[], Any]) -> bool:

@@ -6,6 +6,7 @@ use crate::runtime::tuning::{Database, Entry, Key};
 use crate::ty::DType;
 use half::bf16;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Moves when kernels change so much that old measurements mean nothing.
@@ -120,6 +121,7 @@ fn measure<T: LinearElement>(
     candidates: &[&'static Kind],
     limit: Duration,
 ) -> Option<BTreeMap<String, f64>> {
+    let quiet = Quiet::wait();
     let begin = Instant::now();
     let (m, n, k) = (problem.m, problem.columns(), problem.k);
     let (x, w, bias) = (numbers::<T>(m * k), numbers::<T>(n * k), numbers::<T>(n));
@@ -158,6 +160,7 @@ fn measure<T: LinearElement>(
             break;
         }
     }
+    quiet.over();
     // What a call usually takes: tiles are twice as slow while the other half of the core is busy, which the fastest
     // call does not show.
     let times = times.into_iter().map(|mut taken| {
@@ -171,6 +174,29 @@ fn measure<T: LinearElement>(
             .zip(times)
             .collect(),
     )
+}
+
+/// A time in which no other threads of the process are awake.
+struct Quiet;
+
+/// When the last one ended.
+static QUIET: Mutex<Option<Instant>> = Mutex::new(None);
+/// Threads of torch's that wait for work spin for 6 to 11 ms.
+const REST: Duration = Duration::from_millis(12);
+
+impl Quiet {
+    /// Waits for it to begin, unless the last one is just over.
+    fn wait() -> Quiet {
+        let last = *QUIET.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|end| end.elapsed() > REST / 12) {
+            std::thread::sleep(REST);
+        }
+        Quiet
+    }
+
+    fn over(self) {
+        *QUIET.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
 }
 
 /// Numbers such as networks have: of either sign, none of them zero.
