@@ -121,6 +121,7 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
             x,
             sink,
             far,
+            blocking: F::blocking(self.steps(), m / threads),
         };
         let wide = |level: Level| {
             let strips = self.n >= 2 * threads * STRIP && m <= wide::ROWS;
@@ -138,7 +139,7 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
             #[cfg(target_arch = "x86_64")]
             Engine::Tiles if m > FEW || F::PIECES > 1 => {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
-                let most = (most / (2 * SIDE) * 2 * SIDE).clamp(F::ROWS, 256);
+                let most = (most / (2 * SIDE) * 2 * SIDE).clamp(call.blocking.rows, 256);
                 let grid = Grid::new(threads, shape, (2 * SIDE, GROUP), most);
                 Pool::global().run(threads, grid.parts(), &|part| {
                     let (rows, columns) = grid.part(part);

@@ -77,6 +77,19 @@ impl Kernel for Extremes<'_> {
     }
 }
 
+/// In which order the sums of a part are made.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocking {
+    /// Steps after which sums rest in memory.
+    pub depth: usize,
+    /// Activations stream by two panels, which stay in the first-level cache.
+    pub stream: bool,
+    /// Columns that are finished together: many, where activations of one pass fill the near caches.
+    pub group: usize,
+    /// Rows of a part, at least, if there are as many.
+    pub rows: usize,
+}
+
 /// A number format over tiles.
 pub trait Format: Send + Sync + 'static {
     /// What activations, weights and results are.
@@ -87,16 +100,8 @@ pub trait Format: Send + Sync + 'static {
     /// equal weight pieces next to each other.
     const PAIRS: &'static [(usize, usize)];
 
-    /// Steps after which sums rest in memory. With one piece, what a row block and two panels need stays in near caches.
-    /// With several, short sums round less, as long as they are added to each other outside of tiles.
-    const DEPTH: usize;
-
-    /// Steps of a pass up to which activations stream by two panels that stay in the first-level cache.
-    const STREAM: usize;
-    /// Columns that are finished together: many, where activations of one pass fill the near caches.
-    const GROUP: usize;
-    /// Rows of a part, at least, if there are as many.
-    const ROWS: usize;
+    /// How sums of so many steps are made, of which a thread has so many rows.
+    fn blocking(steps: usize, rows: usize) -> Blocking;
 
     /// Terms of a step that stand next to each other: the first of pair 0, and how far apart those of a pair are.
     const PAIR: (usize, usize);
@@ -163,11 +168,26 @@ impl Format for Whole {
     type Value = bf16;
     const PIECES: usize = 1;
     const PAIRS: &'static [(usize, usize)] = &[(0, 0)];
-    const DEPTH: usize = 128;
-    const STREAM: usize = 16;
-    const GROUP: usize = 128;
-    const ROWS: usize = 128;
     const PAIR: (usize, usize) = (2, 1);
+
+    /// What a row block and two panels need stays in near caches, up to 2048 terms or so. Beyond, sums wait in memory
+    /// while activations go by short panels, which pays if there are many rows.
+    fn blocking(steps: usize, rows: usize) -> Blocking {
+        match steps >= 128 && rows >= 256 {
+            true => Blocking {
+                depth: 16,
+                stream: true,
+                group: 512,
+                rows: 256,
+            },
+            false => Blocking {
+                depth: 128,
+                stream: steps <= 16,
+                group: 128,
+                rows: 128,
+            },
+        }
+    }
 
     #[inline(always)]
     fn split(values: [bf16; SIDE]) -> [[u16; SIDE]; 3] {
@@ -202,13 +222,18 @@ macro_rules! pieces {
             type Value = f32;
             const PIECES: usize = $pieces;
             const PAIRS: &'static [(usize, usize)] = &$pairs;
-            const DEPTH: usize = 16;
-            const STREAM: usize = 0;
-            const GROUP: usize = 512;
-            const ROWS: usize = 256;
-
             /// Two vectors are merged without a shuffle.
             const PAIR: (usize, usize) = (1, SIDE);
+
+            /// Short sums round less, as long as they are added to each other outside of tiles.
+            fn blocking(_: usize, _: usize) -> Blocking {
+                Blocking {
+                    depth: 16,
+                    stream: false,
+                    group: 512,
+                    rows: 256,
+                }
+            }
 
             #[inline(always)]
             fn split(values: [f32; SIDE]) -> [[u16; SIDE]; 3] {

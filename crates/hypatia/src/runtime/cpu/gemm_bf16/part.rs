@@ -1,6 +1,6 @@
 //! A part of a result: its activations packed, its sums made, and what follows them applied.
 
-use super::format::{Format, SIDE, STEP, TILE};
+use super::format::{Blocking, Format, SIDE, STEP, TILE};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{GROUP, Tiles, wide};
@@ -17,6 +17,7 @@ pub struct Call<'a, F: Format> {
     pub sink: Sink<'a, F::Value>,
     /// The result is in no cache of a core when it is written.
     pub far: bool,
+    pub blocking: Blocking,
 }
 
 impl<F: Format> Call<'_, F> {
@@ -78,14 +79,14 @@ impl<F: Format> Call<'_, F> {
         // With one block of rows there is nothing to keep a part of a panel for.
         let passes = match blocks == 1 && F::PIECES == 1 {
             true => 1,
-            false => steps.div_ceil(F::DEPTH).max(1),
+            false => steps.div_ceil(self.blocking.depth).max(1),
         };
         // Sums that are finished before the next ones are made stay in the nearest cache.
         let kept = passes > 1 || !self.sink.is_direct();
         let (width, height) = match kept {
             false => (2 * SIDE, 2 * SIDE),
             true => (
-                F::GROUP.min(columns.len().next_multiple_of(2 * SIDE)),
+                self.blocking.group.min(columns.len().next_multiple_of(2 * SIDE)),
                 blocks * 2 * SIDE,
             ),
         };
@@ -115,8 +116,9 @@ impl<F: Format> Call<'_, F> {
                 kept,
             };
             let mut groups = || {
-                for column in columns.clone().step_by(F::GROUP) {
-                    let group = column..(column + F::GROUP).min(columns.end);
+                let size = self.blocking.group;
+                for column in columns.clone().step_by(size) {
+                    let group = column..(column + size).min(columns.end);
                     // SAFETY: tiles are configured below; the caller's obligation.
                     unsafe { part.group(&group) };
                 }
@@ -254,7 +256,7 @@ impl<F: Format> Part<'_, '_, F> {
                 tiles::fetch(self.call.sink.at(row, column), 2 * SIDE);
             }
         }
-        let (wide, stream) = (!TALL || group.end - column > SIDE, F::STREAM >= self.depth);
+        let (wide, stream) = (!TALL || group.end - column > SIDE, self.call.blocking.stream);
         // SAFETY: the caller's obligation; the number of panels is even.
         unsafe {
             match (wide, stream) {

@@ -1,7 +1,7 @@
 //! Split precision where fp32 is hard to follow: extreme, mixed and special numbers.
 
 use super::*;
-use crate::runtime::cpu::linear::testing::{Case, run};
+use crate::runtime::cpu::linear::testing::{Case, assert_close, run};
 use crate::runtime::cpu::linear::{Activation, Epilogue};
 use proptest::prelude::*;
 
@@ -170,5 +170,20 @@ fn only_odd_rows_are_mended() {
     for (i, (b, a)) in before.chunks(600).zip(after.chunks(600)).enumerate() {
         assert_eq!(b == a, ![0, 17, 31, 69].contains(&i), "row {i}");
         assert!(b.iter().zip(a).all(|(b, a)| (b - a).abs() < 3.0), "row {i}");
+    }
+}
+
+/// Many rows of long sums are made in another order.
+#[test]
+fn long_sums_of_many_rows() {
+    let blocking = Whole::blocking(4136usize.div_ceil(STEP), 300);
+    assert!(blocking.depth < Whole::blocking(64, 300).depth);
+    for (gap, all) in [(0, false), (3, true)] {
+        let case = Case::<bf16>::new(300, 70, 4136, gap);
+        let e = case.epilogue(Activation::Gelu, all);
+        let expected = case.expected(&e);
+        for form in forms() {
+            assert_close(&form.name, &run(&form, &case, 1, &e), &expected, form.slack);
+        }
     }
 }
