@@ -74,7 +74,12 @@ class BoundCudaPlan:
 class Watch:
     """Parts of a model that are to stay what they are."""
 
-    def __init__(self, entries: list[tuple[dict, str, object]], empty: list[dict]) -> None: ...
+    def __init__(
+        self,
+        entries: list[tuple[dict, str, object]],
+        empty: list[dict],
+        lists: list[tuple[list, list]],
+    ) -> None: ...
     def holds(self) -> bool: ...
 
 class Gemm:

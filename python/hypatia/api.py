@@ -17,6 +17,7 @@ from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
+from .state import READS
 from .tracing import captured
 from .trial import Forward
 
@@ -49,6 +50,7 @@ def optimized(
     """The same; with ``native`` the graph's native plan is checked, and `CHECK` is what checks the rest."""
     parsed = Options.parse(options)
     gm, ranges = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
+    reads = gm.meta.pop(READS, {})
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
@@ -78,7 +80,9 @@ def optimized(
     if native and PLAN in result.meta:
         result.meta[CHECK] = lambda: checked(_interpreted)
         result.meta[ORIGINAL] = gm
-    if not native:
+    if native:
+        result.meta[READS] = reads
+    else:
         # A plan can be neither copied nor written down, and the graph runs without it.
         result.meta.pop(PLAN, None)
         result.meta.pop(GRAPH, None)

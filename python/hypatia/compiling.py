@@ -13,6 +13,7 @@ import logging
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
 from .options import Options
 from .planner import CLOSE, PLAN
 from .report import GraphReport
-from .state import Parts
+from .state import READS, Parts
 from .timing import in_turns
 from .tracing import distinct, exported
 from .training import Step, step_of
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 _KEPT = 64
 """Shapes that a compiled model remembers."""
+
+_AGAIN = 16
+"""How many times it is compiled for the same shapes, because parts of it changed."""
 
 
 def compile(
@@ -72,6 +76,7 @@ class CompiledModel:
         self._trained: dict[Any, _Trained] = {}
         self._last_trained: _Trained | None = None
         self._captured: Callable[..., Any] | None = None
+        self._compiled: Counter[Any] = Counter()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
@@ -143,12 +148,22 @@ class CompiledModel:
 
     def _keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Entry:
         with _uncollected():
-            entry = self._open(leaves) or self._new(args, kwargs, leaves)
+            entry = self._open(leaves)
+            if entry is None and self._is_restless(key):
+                entry = _Entry(self.model, args, kwargs, self._options, compiled=False)
+            entry = entry or self._new(args, kwargs, leaves)
         self._entries.pop(key, None)
         self._entries[key] = entry
         while len(self._entries) > _KEPT:
             self._entries.pop(next(iter(self._entries)))
         return entry
+
+    def _is_restless(self, key: Any) -> bool:
+        """Whether the model was changed so often that compiling it again does not pay."""
+        if len(self._compiled) > 64 * _KEPT:
+            self._compiled.clear()
+        self._compiled[key] += 1
+        return self._compiled[key] > _AGAIN
 
     def _open(self, leaves: list[Any]) -> _Entry | None:
         """An entry whose open sizes can be these."""
@@ -194,7 +209,9 @@ class CompiledModel:
                 if trained is None or not trained.parts.hold():
                     while len(self._trained) >= _KEPT:
                         self._trained.pop(next(iter(self._trained)))
-                    trained = self._trained[key] = _Trained(self.model, args, self._options)
+                    compiled = not self._is_restless(("training", *key))
+                    trained = _Trained(self.model, args, self._options, compiled=compiled)
+                    self._trained[key] = trained
         if not trained.usable:
             return self._by_torch()(*args)
         self._last_trained = trained
@@ -231,6 +248,8 @@ class _Entry:
         kwargs: dict[str, Any],
         options: Mapping[str, Any],
         dims: dict[int, set[int]] | None = None,
+        *,
+        compiled: bool = True,
     ) -> None:
         self.model = model
         self.report: GraphReport | None = None
@@ -243,8 +262,9 @@ class _Entry:
         self._run: Callable[..., Any] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
-        if self._parts.hooked:
-            log.info("the model runs as it is: it has hooks")
+        if self._parts.hooked or not compiled:
+            why = "has hooks" if compiled else "changes too often"
+            log.info("the model runs as it is: it %s", why)
             return
         dynamic = None
         if dims and self.positional:
@@ -269,6 +289,9 @@ class _Entry:
             self._plan(gm, model, args, timed=timed)
         elif timed:
             self._without_plan(gm, model, args, kwargs)
+        if self._run is not model:
+            self._parts.count_on(gm.meta.pop(READS, {}))
+            self.watch = self._parts.watch
 
     def _plan(self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], *, timed: bool) -> None:
         self.single = self._spec.is_leaf()
@@ -357,7 +380,9 @@ class _Entry:
 class _Trained:
     """The model compiled for training: forward and backward graphs behind one autograd function."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], *, compiled: bool = True
+    ) -> None:
         self.model = model
         self.parts = Parts(model)
         self.reports: list[GraphReport] = []
@@ -372,11 +397,12 @@ class _Trained:
         leaves = pytree.tree_leaves(args)
         self._kinds = [_trained_kind(leaf) for leaf in leaves]
         self._positional = all(isinstance(a, torch.Tensor) for a in args)
-        if self.parts.hooked:
+        if self.parts.hooked or not compiled:
             return
         passes: list[Pass] = []
         try:
             gm, self._spec = exported(model, args)
+            self.parts.count_on(gm.meta.pop(READS, {}))
             # There AOTAutograd tells what it knows of inputs and results.
             with tracing(TracingContext(FakeTensorMode())):
                 self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)

@@ -8,6 +8,7 @@ and what the traced run has changed is put back.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,15 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
+_STANDARD = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+READS = "hypatia_reads"
+"""Key of a graph's metadata: the modules whose attributes were read when it was captured, and their names."""
+
+Reads = dict[int, tuple[nn.Module, set[str]]]
+
+
 class Parts:
     """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
 
@@ -51,7 +61,24 @@ class Parts:
         empty = [getattr(m, name) for m in modules for name in _HOOKS]
         empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
         self.hooked = any(empty)
-        self.watch = _native.Watch(entries, [] if self.hooked else empty)
+        self._entries = entries
+        self._empty = [] if self.hooked else empty
+        self.watch = _native.Watch(entries, self._empty, [])
+
+    def count_on(self, reads: Reads) -> None:
+        """Attributes that were read must not change either, nor what hangs on them: they are in the graph."""
+        entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        for module, names in reads.values():
+            own = vars(module)
+            entries += [(own, n, own[n]) for n in names if n in own and n not in _STANDARD]
+        stack = [(str(n), v, True) for _, n, v in entries if not isinstance(v, (nn.Module, *_PLAIN))]
+        lists: list[tuple[list[Any], list[Any]]] = []
+        for _, container, copy in _walk(stack):
+            if isinstance(container, dict):
+                entries += [(container, k, v) for k, v in container.items() if type(k) in (str, int)]
+            elif isinstance(container, list):
+                lists.append((container, list(copy)))
+        self.watch = _native.Watch(self._entries + entries, self._empty, lists)
 
     def hold(self) -> bool:
         """Whether all parts are what they were, and of the same dtypes."""
@@ -59,8 +86,8 @@ class Parts:
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts back what a run changes in a model.
+def unchanged(model: nn.Module) -> Iterator[Reads]:
+    """Puts back what a run changes in a model, and tells what attributes it reads.
 
     Raises:
         UnsupportedError: something was changed.
@@ -68,7 +95,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     before = list(_containers(model))
     changed: list[str] = []
     try:
-        yield
+        with _reading() as reads:
+            yield reads
     finally:
         for name, container, copy in before:
             key = _difference(container, copy)
@@ -79,10 +107,36 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         raise UnsupportedError(f"the model changes {changed[0]} when it is called")
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[Reads]:
+    """What this thread reads of modules meanwhile."""
+    reads: Reads = {}
+    plain, thread = object.__getattribute__, threading.get_ident()
+
+    def read(module: nn.Module, name: str) -> Any:
+        if threading.get_ident() == thread:
+            reads.setdefault(id(module), (module, set()))[1].add(name)
+        return plain(module, name)
+
+    if "__getattribute__" in vars(nn.Module):
+        # Somebody else's; what is read is not known, and nothing more is counted on.
+        yield reads
+        return
+    nn.Module.__getattribute__ = read  # type: ignore[method-assign]
+    try:
+        yield reads
+    finally:
+        del nn.Module.__getattribute__
+
+
 def _containers(model: nn.Module) -> Iterator[tuple[str, _Container, _Container]]:
     """All containers that hang on a model, by name, with shallow copies."""
+    return _walk([(name, m, True) for name, m in model.named_modules()])
+
+
+def _walk(stack: list[tuple[str, Any, bool]]) -> Iterator[tuple[str, _Container, _Container]]:
+    """Containers among these values and in them; the last of three tells what is an attribute of a module."""
     seen: set[int] = set()
-    stack: list[tuple[str, Any, bool]] = [(name, m, True) for name, m in model.named_modules()]
     while stack and len(seen) < _MOST:
         name, value, inside = stack.pop()
         container = _container(value, inside)

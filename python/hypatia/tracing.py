@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
-from .state import unchanged
+from .state import READS, Reads, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -51,24 +51,29 @@ def captured(
     args, kwargs = distinct(model, (args, dict(kwargs)))
     if dynamic_shapes is None and not torch.is_grad_enabled():
         try:
-            with unchanged(model):
-                return recorded(model, args, kwargs), {}
+            with unchanged(model) as reads:
+                gm = recorded(model, args, kwargs)
+            gm.meta[READS] = reads
+            return gm, {}
         except UnsupportedError:
             raise
         # Fake tensors refuse by many kinds of exceptions, and the model has its own.
         except Exception as reason:
             log.debug("torch.export is asked for the graph: %s", reason)
-    program = _exported(model, args, kwargs, dynamic_shapes)
+    program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
         program = program.run_decompositions({})
     gm = program.module(check_guards=False)
     _values_of_attributes(gm)
+    gm.meta[READS] = reads
     return gm, _ranges(program, gm)
 
 
 def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
     """A differentiable model as a graph of flat inputs and results, and the form of the results."""
-    gm = _exported(model, args).module(check_guards=False)
+    program, reads = _exported(model, args)
+    gm = program.module(check_guards=False)
+    gm.meta[READS] = reads
     spec = gm.graph._codegen.pytree_info.out_spec
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
@@ -80,13 +85,14 @@ def _exported(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-) -> torch.export.ExportedProgram:
-    with unchanged(model), warnings.catch_warnings():
+) -> tuple[torch.export.ExportedProgram, Reads]:
+    with unchanged(model) as reads, warnings.catch_warnings():
         # It puts tensors that are attributes back, and goes on without them.
         warnings.filterwarnings("error", message="The tensor attributes? ")
-        return torch.export.export(
+        program = torch.export.export(
             model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
         )
+    return program, reads
 
 
 def distinct(model: nn.Module, args: Any) -> Any:

@@ -1,0 +1,105 @@
+"""Attributes of a model that its forward pass reads: a compiled model notices when they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hypatia
+from hypatia import compiling, native
+
+
+@pytest.fixture(autouse=True)
+def _never_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is faster as it is needs no attention."""
+    torch.manual_seed(0)
+    times = {"plan": 0.0, "graph": 1.0, "eager": 2.0}
+    monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: times)
+    monkeypatch.setattr(compiling, "in_turns", lambda forms, *_, **__: {n: times[n] for n in forms})
+
+
+class Settings:
+    """Something that models keep their numbers in."""
+
+    def __init__(self) -> None:
+        self.shift = 0.25
+
+
+class Reading(nn.Module):
+    """A forward pass that reads attributes of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.leaky = nn.Linear(8, 8), nn.LeakyReLU(0.1)
+        self.scale = 2.0
+        self.offset = torch.linspace(0, 1, 8)
+        self.named = {"power": 2}
+        self.several = [1.0, 3.0]
+        self.settings = Settings()
+        self.act: Callable[[torch.Tensor], torch.Tensor] = F.silu
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """All of them but ``steps``."""
+        y = self.leaky(self.layer(x)) * self.scale + self.offset
+        return self.act(y ** self.named["power"] + sum(self.several)) + self.settings.shift
+
+
+CHANGES: dict[str, Callable[[Reading], Any]] = {
+    "a number": lambda m: setattr(m, "scale", 3.0),
+    "a tensor": lambda m: setattr(m, "offset", -m.offset),
+    "a tensor in place": lambda m: m.offset.add_(1),
+    "an entry": lambda m: m.named.update(power=3),
+    "an element": lambda m: m.several.__setitem__(1, 5.0),
+    "a new element": lambda m: m.several.append(7.0),
+    "an object's attribute": lambda m: setattr(m.settings, "shift", 0.75),
+    "an object": lambda m: setattr(m, "settings", type("Other", (), {"shift": 1.5})()),
+    "a function": lambda m: setattr(m, "act", torch.tanh),
+    "a number of a part": lambda m: setattr(m.leaky, "negative_slope", 0.7),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_noticed(name: str, training: bool) -> None:
+    model, x = Reading(), torch.randn(4, 8)
+    compiled = hypatia.compile(model, x)
+    with torch.set_grad_enabled(training):
+        for change in (lambda m: None, CHANGES[name]):
+            change(model)
+            for _ in range(3):
+                ours, theirs = compiled(x), model(x)
+                torch.testing.assert_close(ours, theirs)
+                if training:
+                    ours.sum().backward()
+
+
+def test_what_is_equal_or_not_read_is_no_change() -> None:
+    model, x = Reading(), torch.randn(4, 8)
+    compiled = hypatia.compile(model, x)
+    entry = compiled._last or next(iter(compiled._entries.values()))
+    with torch.no_grad():
+        model.scale, model.steps = math.sqrt(16.0) / 2, 7
+        model.seen = x
+        compiled(x)
+    assert list(compiled._entries.values()) == [entry]
+
+
+def test_a_model_that_changes_at_every_call_is_left_alone() -> None:
+    model, x = Reading(), torch.randn(4, 8)
+    compiled = hypatia.compile(model, x)
+    with torch.no_grad():
+        for n in range(compiling._AGAIN + 4):
+            model.scale = 1.0 + n
+            torch.testing.assert_close(compiled(x), model(x))
+        entry = compiled._last
+        model.scale = 0.5
+        torch.testing.assert_close(compiled(x), model(x))
+    assert compiled._last is entry
+    assert entry._run is model
