@@ -16,9 +16,6 @@ const WEIGHTS: usize = 4 << 20;
 /// Multiplications of a measured call, about a millisecond; but columns for all threads.
 const PRODUCTS: usize = 64 << 20;
 const COLUMNS: usize = 256;
-/// A later candidate must be faster by this factor to be chosen, and one that holds no copy may be slower by it:
-/// differences below it are noise.
-const MARGIN: f64 = 1.04;
 /// Turns after which usual calls are known well enough: all of them, or some that took long.
 const TURNS: usize = 21;
 const SOME: (usize, Duration) = (6, Duration::from_millis(10));
@@ -100,15 +97,15 @@ pub fn rank(
     ranking
 }
 
-/// Fastest first, with a bonus for what comes first and for what holds no copy.
+/// Fastest first, by their margins, with a bonus for what comes first and for what holds no copy.
 fn sorted(mut candidates: Vec<&'static Kind>, times: &BTreeMap<String, f64>) -> Vec<&'static Kind> {
     let first = candidates[0];
     let time = |kind: &Kind| {
         let time = times.get(kind.name()).copied().unwrap_or(f64::INFINITY);
         match kind.in_place() {
-            true => time / MARGIN,
+            true => time / kind.margin(),
             false if kind == first => time,
-            false => time * MARGIN,
+            false => time * kind.margin(),
         }
     };
     candidates.sort_by(|a, b| time(a).total_cmp(&time(b)));
@@ -253,7 +250,8 @@ mod tests {
             sorted(kinds.to_vec(), &times)[0].name()
         };
         assert_eq!(pick(1.0, 0.99, 2.0), "f32");
-        assert_eq!(pick(1.0, 0.9, 2.0), "bf16x6");
+        assert_eq!(pick(1.0, 0.8, 2.0), "f32");
+        assert_eq!(pick(1.0, 0.6, 2.0), "bf16x6");
         assert_eq!(pick(1.0, 2.0, 1.03), "rows");
         assert_eq!(pick(1.0, 2.0, 1.2), "f32");
     }

@@ -29,10 +29,17 @@ pub struct Kind {
     name: &'static str,
     error: ErrorClass,
     in_place: bool,
+    margin: f64,
     worth: fn(usize) -> bool,
     available: fn() -> bool,
     pub(super) pack: AnyPack,
 }
+
+/// Differences below this factor are noise.
+const USUAL: f64 = 1.04;
+/// Tiles take up to twice as long while the other half of a core is busy, which may be so after a measurement though it
+/// was not during it. Other fp32 kinds do not depend on that.
+const SPLIT: f64 = 1.5;
 
 /// Every kind. A kind has one row for each element type.
 pub static KINDS: [Kind; 6] = [
@@ -40,6 +47,7 @@ pub static KINDS: [Kind; 6] = [
         name: "f32",
         error: ErrorClass::Fp32,
         in_place: false,
+        margin: USUAL,
         worth: |_| true,
         available: || true,
         pack: AnyPack::F32(gemm_f32::pack),
@@ -48,6 +56,7 @@ pub static KINDS: [Kind; 6] = [
         name: "bf16",
         error: ErrorClass::Fp32,
         in_place: false,
+        margin: USUAL,
         worth: |_| true,
         available: || true,
         pack: AnyPack::Bf16(gemm_bf16::pack),
@@ -56,6 +65,7 @@ pub static KINDS: [Kind; 6] = [
         name: "bf16x6",
         error: ErrorClass::Fp32,
         in_place: false,
+        margin: SPLIT,
         worth: |m| m > 4,
         available: gemm_bf16::has_tiles,
         pack: AnyPack::F32(gemm_bf16::pack_six),
@@ -64,6 +74,7 @@ pub static KINDS: [Kind; 6] = [
         name: "bf16x3",
         error: ErrorClass::Bits16,
         in_place: false,
+        margin: SPLIT,
         worth: |m| m > 4,
         available: gemm_bf16::has_tiles,
         pack: AnyPack::F32(gemm_bf16::pack_three),
@@ -72,6 +83,7 @@ pub static KINDS: [Kind; 6] = [
         name: "rows",
         error: ErrorClass::Fp32,
         in_place: true,
+        margin: USUAL,
         worth: |m| m <= gemv::ROWS,
         available: || true,
         pack: AnyPack::F32(gemv::pack),
@@ -80,6 +92,7 @@ pub static KINDS: [Kind; 6] = [
         name: "rows",
         error: ErrorClass::Fp32,
         in_place: true,
+        margin: USUAL,
         worth: |m| m <= gemv::ROWS,
         available: || true,
         pack: AnyPack::Bf16(gemv::pack),
@@ -122,6 +135,11 @@ impl Kind {
     /// It reads the weights where they are, and holds no copy.
     pub fn in_place(&self) -> bool {
         self.in_place
+    }
+
+    /// How many times as fast as the first candidate it must be to be chosen in its place.
+    pub fn margin(&self) -> f64 {
+        self.margin
     }
 
     /// The machine can run it.
