@@ -89,7 +89,9 @@ def _time(cell: dict[str, Any] | None) -> str:
     if cell["microseconds"] is None:
         return cell["reason"][:60].replace("|", "/")
     wrong = "" if cell["correct"] else ", less exact" if cell["backend"] in PEERS else ", WRONG"
-    ratio = "" if cell["backend"] == "eager" else f" ({cell['ratio']:.2f}x{wrong})"
+    # Then the ratio tells how much eager differs from itself.
+    same = ", eager" if cell.get("form") == "eager" else ""
+    ratio = "" if cell["backend"] == "eager" else f" ({cell['ratio']:.2f}x{wrong}{same})"
     return f"{_short(cell['microseconds'])}{ratio}"
 
 

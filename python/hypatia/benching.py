@@ -15,6 +15,7 @@ import torch._dynamo
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .compiling import CompiledModel
 from .compiling import compile as hypatia_compile
 from .gradients import WithGradients, cotangents, differentiable
 from .verification import FACTOR, ULPS, Errors
@@ -62,6 +63,8 @@ class Cell:
     samples: list[float] = dataclasses.field(default_factory=list)
     least: float | None = None
     """Microseconds of the shortest call."""
+    form: str = ""
+    """What Hypatia kept: plan, graph or eager."""
 
     @property
     def spread(self) -> float:
@@ -192,6 +195,8 @@ def _made(
         _step(compiled, model, inputs)() if training else compiled(*inputs)
     _wait(inputs[0].device)
     cell.compile_seconds = time.perf_counter() - start if name != "eager" else None
+    if isinstance(compiled, CompiledModel) and compiled.reports:
+        cell.form = compiled.reports[0].kept
     return compiled
 
 
