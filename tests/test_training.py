@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import checking, compiling, native, pipeline
+from hypatia import checking, native, pipeline, trained
 from hypatia.workloads import BertLayer, GPTLayer, LlamaLayer
 
 
@@ -35,7 +35,7 @@ class Layers(nn.Module):
 @pytest.fixture
 def never_eager() -> Iterator[None]:
     """A step runs compiled, whether that is faster or not."""
-    with mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
+    with mock.patch.object(trained.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
         yield
 
 
@@ -178,7 +178,7 @@ def test_random_numbers_are_eagers() -> None:
 def test_eager_is_kept_where_it_is_faster() -> None:
     model, x = Layers(), torch.randn(5, 12)
     call = hypatia.compile(model)
-    with mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
+    with mock.patch.object(trained.Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
         for _ in range(3):
             assert_same(model, call, x)
     assert call._last_trained.eager

@@ -11,7 +11,7 @@ from test_plans import BETWEEN, Layers
 from torch import nn
 
 import hypatia
-from hypatia import compiling, native, training
+from hypatia import native, trained, training
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.workloads import NINE_MLPS, WORKLOADS
 
@@ -28,7 +28,7 @@ def _forced(form: str | None) -> Any:
 
 
 def _no_eager() -> Any:
-    return mock.patch.object(compiling._Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
+    return mock.patch.object(trained.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
 
 
 def _always_plans() -> Any:

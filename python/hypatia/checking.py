@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -276,14 +277,14 @@ def same(left: Any, right: Any) -> bool:
     if plain and left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
         return True
     if left.is_floating_point() or left.is_complex():
-        return all(map(_is_same, _chunks(left), _chunks(right)))
+        return all(starmap(_is_same, zip(_chunks(left), _chunks(right), strict=True)))
     return torch.equal(left, right)
 
 
 def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.is_cuda and left.numel():
         # By kernels that measuring needs anyway: torch takes milliseconds to load each.
-        apart = _largest(left.double() - right)
+        apart = _largest(left.double() - right.double())
         if apart < float("inf"):
             return apart == 0
     return torch.equal(left, right) or bool(_equal(left, right).all())

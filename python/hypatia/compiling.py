@@ -1,8 +1,8 @@
 """The direct entry: ``hypatia.compile(model, *inputs)``, without Dynamo's guards at every call.
 
-A call checks what can have changed (weights, modules, mode, hooks, shapes) and goes into Rust. Shapes that
-were not seen before are compiled when they are: the second one with sizes left open, so that later ones
-need no search. With gradients on, an autograd function runs the compiled forward and backward graphs.
+A call checks what can have changed (weights, modules, attributes, hooks, shapes) and goes into Rust. Shapes
+that were not seen before are compiled when they are: the second one with sizes left open, so that later
+ones need no search. With gradients on, an autograd function runs the compiled forward and backward graphs.
 """
 
 from __future__ import annotations
@@ -11,32 +11,25 @@ import contextlib
 import gc
 import logging
 import math
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from .api import optimized
-from .backend import Pass
-from .backend import hypatia as backend
 from .guard import effects_of
 from .locks import COMPILING
 from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
 from .options import Options
 from .planner import CLOSE, PLAN
 from .report import GraphReport
-from .state import READS, Parts
+from .state import READS, Parts, kind_of, trained_kind
 from .timing import in_turns
-from .tracing import distinct, exported
-from .training import Step, step_of
+from .trained import Trained
 from .yardstick import RandomState, changed_inputs, devices_of
 
 log = logging.getLogger(__name__)
@@ -73,8 +66,8 @@ class CompiledModel:
         self._options = dict(options or {})
         self._entries: dict[Any, _Entry] = {}
         self._last: _Entry | None = None
-        self._trained: dict[Any, _Trained] = {}
-        self._last_trained: _Trained | None = None
+        self._trained: dict[Any, Trained] = {}
+        self._last_trained: Trained | None = None
         self._captured: Callable[..., Any] | None = None
         self._compiled: Counter[Any] = Counter()
 
@@ -135,7 +128,7 @@ class CompiledModel:
     def prepare(self, *args: Any, **kwargs: Any) -> _Entry:
         """Compiles for these inputs, if that was not done before."""
         leaves = pytree.tree_leaves((args, kwargs))
-        key = (self.model.training, *(_kind(leaf) for leaf in leaves))
+        key = (self.model.training, *(kind_of(leaf) for leaf in leaves))
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
             # While another thread traces the model, its weights look replaced: once more, when that is over.
@@ -201,7 +194,7 @@ class CompiledModel:
             return self._by_torch()(*args, **kwargs)
         leaves = pytree.tree_leaves(args)
         parameters = tuple(p.requires_grad for p in self.model.parameters())
-        key = (self.model.training, parameters, *(_trained_kind(leaf) for leaf in leaves))
+        key = (self.model.training, parameters, *(trained_kind(leaf) for leaf in leaves))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
             with COMPILING, _uncollected():
@@ -210,7 +203,7 @@ class CompiledModel:
                     while len(self._trained) >= _KEPT:
                         self._trained.pop(next(iter(self._trained)))
                     compiled = not self._is_restless(("training", *key))
-                    trained = _Trained(self.model, args, self._options, compiled=compiled)
+                    trained = Trained(self.model, args, self._options, compiled=compiled)
                     self._trained[key] = trained
         if not trained.usable:
             return self._by_torch()(*args)
@@ -258,7 +251,7 @@ class _Entry:
         self.native: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
-        self._kinds = [_kind(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
+        self._kinds = [kind_of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
         self._run: Callable[..., Any] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
@@ -375,161 +368,3 @@ class _Entry:
                 if results is not None:
                     return results[0] if self.single else self.structured(results)
             return self._run(*args, **kwargs)
-
-
-class _Trained:
-    """The model compiled for training: forward and backward graphs behind one autograd function."""
-
-    def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], *, compiled: bool = True
-    ) -> None:
-        self.model = model
-        self.parts = Parts(model)
-        self.reports: list[GraphReport] = []
-        self.eager = False
-        """The model trains faster as it is."""
-        self.step: Step | None = None
-        """Runs both graphs without what AOTAutograd does around them."""
-        self._run: Callable[..., Any] | None = None
-        self._parameters = list(model.parameters())
-        self._wanted = [p.requires_grad for p in self._parameters]
-        args = distinct(model, args)
-        leaves = pytree.tree_leaves(args)
-        self._kinds = [_trained_kind(leaf) for leaf in leaves]
-        self._positional = all(isinstance(a, torch.Tensor) for a in args)
-        if self.parts.hooked or not compiled:
-            return
-        passes: list[Pass] = []
-        try:
-            gm, self._spec = exported(model, args)
-            self.parts.count_on(gm.meta.pop(READS, {}))
-            # There AOTAutograd tells what it knows of inputs and results.
-            with tracing(TracingContext(FakeTensorMode())):
-                self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
-            self._single = self._spec.is_leaf()
-            self.step = step_of(gm, leaves, passes)
-            if self.step is not None and self._positional and not self.step.random:
-                self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
-            if self.step is not None and any(t.is_cuda for t in leaves):
-                asked = Options.parse(options).backward_in_caller
-                self.step.in_caller = torch.cuda.device_count() == 1 if asked is None else asked
-        except Exception:
-            log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the model could be compiled here."""
-        return self._run is not None
-
-    def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
-        """Keeps the fastest form of the step, or eager if that is faster than all of them."""
-        devices = [t.device for t in leaves if t.is_cuda]
-        with torch.random.fork_rng(sorted({d.index for d in devices})):
-            step.settle(leaves)
-            if step.settled and self._positional:
-                times = self._timed(step, leaves)
-                step.times |= times
-                self.eager = times["eager"] < 0.97 * times["compiled"]
-
-    def _timed(self, step: Step, leaves: Sequence[Any]) -> dict[str, float]:
-        """What a step takes, with all that autograd does."""
-        leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-        wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
-        wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
-
-        def once(call: Callable[[], Any]) -> float:
-            wait()
-            start = time.perf_counter()
-            results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
-            torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
-            wait()
-            return time.perf_counter() - start
-
-        forms = {"compiled": lambda: step(leaves), "eager": lambda: self.model(*leaves)}
-        taken: dict[str, list[float]] = {name: [] for name in forms}
-        begun = time.perf_counter()
-        while len(taken["eager"]) < 3 or (len(taken["eager"]) < 15 and time.perf_counter() - begun < 0.1):
-            for name, call in forms.items():
-                taken[name].append(once(call))
-        return {name: statistics.median(times[1:]) for name, times in taken.items()}
-
-    def is_direct(self) -> bool:
-        """Whether both passes can run without autograd: there is one result, and nobody else listens."""
-        step = self.step
-        return (
-            step is not None
-            and step.settled
-            and not self.eager
-            and self._single
-            and step.wanted == [0]
-            and not torch._C._are_functorch_transforms_active()
-            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
-        )
-
-    def both(
-        self,
-        inputs: tuple[torch.Tensor, ...],
-        loss: Callable[[Any], Any] | None,
-        gradient: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Both passes; the loss, or the result."""
-        step = self.step
-        leaves = [*step.parameters, *inputs]
-        with torch.no_grad():
-            (result,), saved, besides = step.passes.forward(list(leaves))
-        returned = result
-        if loss is not None:
-            with torch.enable_grad():
-                returned = loss(result.requires_grad_())
-            (gradient,) = torch.autograd.grad(returned, result)
-            returned = returned.detach()
-        elif gradient.shape != result.shape:
-            raise RuntimeError(f"the gradient of a result of {result.shape} has the shape {gradient.shape}")
-        if gradient.stride() != step.strides[0] or gradient.dtype != result.dtype:
-            gradient = gradient.to(result.dtype).contiguous()
-        with torch.no_grad():
-            found = step.passes.backward(saved, besides, [gradient])
-            for leaf, grad in zip(leaves, found, strict=True):
-                if grad is None:
-                    continue
-                if leaf.grad is None:
-                    leaf.grad = grad
-                else:
-                    leaf.grad.add_(grad)
-        return returned
-
-    def accepts(self, args: tuple[Any, ...]) -> bool:
-        """Whether these inputs and the model are as they were, at a glance."""
-        return (
-            self._positional
-            and len(args) == len(self._kinds)
-            and all(_trained_kind(a) == kind for a, kind in zip(args, self._kinds, strict=True))
-            and (self.eager or self._holds())
-        )
-
-    def _holds(self) -> bool:
-        return [p.requires_grad for p in self._parameters] == self._wanted and self.parts.hold()
-
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        step = self.step
-        if step is None or torch._C._are_functorch_transforms_active():
-            results = self._run(*leaves)
-        else:
-            if not step.settled and step.ready:
-                self._settle(step, leaves)
-            if self.eager:
-                return self.model(*leaves)
-            results = step(leaves)
-        return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
-
-
-def _trained_kind(leaf: Any) -> Any:
-    """What the compilation of a training step depends on."""
-    return (*_kind(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else _kind(leaf)
-
-
-def _kind(leaf: Any) -> Any:
-    """What a compilation depends on."""
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.dtype, leaf.device, leaf.stride())
-    return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf)

@@ -1,0 +1,172 @@
+"""A model compiled for training, for one kind of inputs."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from .backend import Pass
+from .backend import hypatia as backend
+from .options import Options
+from .report import GraphReport
+from .state import READS, Parts, trained_kind
+from .tracing import distinct, exported
+from .training import Step, step_of
+
+log = logging.getLogger(__name__)
+
+
+class Trained:
+    """The model compiled for training: forward and backward graphs behind one autograd function."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], *, compiled: bool = True
+    ) -> None:
+        self.model = model
+        self.parts = Parts(model)
+        self.reports: list[GraphReport] = []
+        self.eager = False
+        """The model trains faster as it is."""
+        self.step: Step | None = None
+        """Runs both graphs without what AOTAutograd does around them."""
+        self._run: Callable[..., Any] | None = None
+        self._parameters = list(model.parameters())
+        self._wanted = [p.requires_grad for p in self._parameters]
+        args = distinct(model, args)
+        leaves = pytree.tree_leaves(args)
+        self._kinds = [trained_kind(leaf) for leaf in leaves]
+        self._positional = all(isinstance(a, torch.Tensor) for a in args)
+        if self.parts.hooked or not compiled:
+            return
+        passes: list[Pass] = []
+        try:
+            gm, self._spec = exported(model, args)
+            self.parts.count_on(gm.meta.pop(READS, {}))
+            # There AOTAutograd tells what it knows of inputs and results.
+            with tracing(TracingContext(FakeTensorMode())):
+                self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
+            self._single = self._spec.is_leaf()
+            self.step = step_of(gm, leaves, passes)
+            if self.step is not None and self._positional and not self.step.random:
+                self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
+            if self.step is not None and any(t.is_cuda for t in leaves):
+                asked = Options.parse(options).backward_in_caller
+                self.step.in_caller = torch.cuda.device_count() == 1 if asked is None else asked
+        except Exception:
+            log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the model could be compiled here."""
+        return self._run is not None
+
+    def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
+        """Keeps the fastest form of the step, or eager if that is faster than all of them."""
+        devices = [t.device for t in leaves if t.is_cuda]
+        with torch.random.fork_rng(sorted({d.index for d in devices})):
+            step.settle(leaves)
+            if step.settled and self._positional:
+                times = self._timed(step, leaves)
+                step.times |= times
+                self.eager = times["eager"] < 0.97 * times["compiled"]
+
+    def _timed(self, step: Step, leaves: Sequence[Any]) -> dict[str, float]:
+        """What a step takes, with all that autograd does."""
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+        wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
+        wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
+
+        def once(call: Callable[[], Any]) -> float:
+            wait()
+            start = time.perf_counter()
+            results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
+            torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
+            wait()
+            return time.perf_counter() - start
+
+        forms = {"compiled": lambda: step(leaves), "eager": lambda: self.model(*leaves)}
+        taken: dict[str, list[float]] = {name: [] for name in forms}
+        begun = time.perf_counter()
+        while len(taken["eager"]) < 3 or (len(taken["eager"]) < 15 and time.perf_counter() - begun < 0.1):
+            for name, call in forms.items():
+                taken[name].append(once(call))
+        return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+    def is_direct(self) -> bool:
+        """Whether both passes can run without autograd: there is one result, and nobody else listens."""
+        step = self.step
+        return (
+            step is not None
+            and step.settled
+            and not self.eager
+            and self._single
+            and step.wanted == [0]
+            and not torch._C._are_functorch_transforms_active()
+            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
+        )
+
+    def both(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        loss: Callable[[Any], Any] | None,
+        gradient: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Both passes; the loss, or the result."""
+        step = self.step
+        leaves = [*step.parameters, *inputs]
+        with torch.no_grad():
+            (result,), saved, besides = step.passes.forward(list(leaves))
+        returned = result
+        if loss is not None:
+            with torch.enable_grad():
+                returned = loss(result.requires_grad_())
+            (gradient,) = torch.autograd.grad(returned, result)
+            returned = returned.detach()
+        elif gradient.shape != result.shape:
+            raise RuntimeError(f"the gradient of a result of {result.shape} has the shape {gradient.shape}")
+        if gradient.stride() != step.strides[0] or gradient.dtype != result.dtype:
+            gradient = gradient.to(result.dtype).contiguous()
+        with torch.no_grad():
+            found = step.passes.backward(saved, besides, [gradient])
+            for leaf, grad in zip(leaves, found, strict=True):
+                if grad is None:
+                    continue
+                if leaf.grad is None:
+                    leaf.grad = grad
+                else:
+                    leaf.grad.add_(grad)
+        return returned
+
+    def accepts(self, args: tuple[Any, ...]) -> bool:
+        """Whether these inputs and the model are as they were, at a glance."""
+        return (
+            self._positional
+            and len(args) == len(self._kinds)
+            and all(trained_kind(a) == kind for a, kind in zip(args, self._kinds, strict=True))
+            and (self.eager or self._holds())
+        )
+
+    def _holds(self) -> bool:
+        return [p.requires_grad for p in self._parameters] == self._wanted and self.parts.hold()
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """What the model returns, with gradients."""
+        step = self.step
+        if step is None or torch._C._are_functorch_transforms_active():
+            results = self._run(*leaves)
+        else:
+            if not step.settled and step.ready:
+                self._settle(step, leaves)
+            if self.eager:
+                return self.model(*leaves)
+            results = step(leaves)
+        return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
