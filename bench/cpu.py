@@ -103,6 +103,12 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--repeats", type=int, default=0, help="rounds of all backends (9; 3 with --quick)")
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=12.0,
+        help="seconds for more rounds of a case, until ratios settle (12)",
+    )
     parser.add_argument("--threads", type=int, default=0, help="threads of every backend (torch's)")
     parser.add_argument(
         "--limit", type=float, default=180.0, help="seconds for a compilation by Inductor (180)"

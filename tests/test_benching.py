@@ -148,6 +148,23 @@ def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert ours.microseconds is None
 
 
+def test_some_backends_go_on_until_their_ratios_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benching, "SETTLED", 0.0)
+    cells = benching.bench(
+        SMALL, ["eager", "hypatia", "hypatia-direct"], repeats=2, settle=["hypatia"], seconds=0.2
+    )
+    eager, ours, other = (len(cell.samples) for cell in cells)
+    assert eager == ours > other == 2
+    monkeypatch.setattr(benching, "SETTLED", float("inf"))
+    (cell,) = benching.bench(SMALL, ["hypatia"], repeats=5, settle=["hypatia"], seconds=60.0)
+    assert len(cell.samples) == 5
+
+
+def test_ratios_are_of_common_rounds() -> None:
+    assert benching.times_as_fast([1.0, 1.0, 9.0, 9.0, 9.0], [3.0, 3.0]) == 3.0
+    assert benching.times_as_fast([1.0], []) is None
+
+
 def test_noise_is_named() -> None:
     assert benching.Cell("m", "eager", samples=[1.0, 1.2]).noise == ""
     assert benching.Cell("m", "eager", samples=[1.0, 3.0]).noise == "noisy: samples differ by 3.0x"

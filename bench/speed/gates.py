@@ -9,6 +9,7 @@ from typing import Any
 
 from common import Gate
 
+from hypatia.benching import times_as_fast
 from hypatia.machine import cpu_fields
 
 from .run import LABELS, OURS, PEERS, disturbed
@@ -61,12 +62,19 @@ def has_amx() -> bool:
 
 
 def over(cells: Cells, peer: str, key: str = "microseconds", ours: str = OURS) -> Ratios:
-    """The peer's number divided by ours, by case and dtype."""
-    found: dict[str, dict[str, float]] = {}
+    """The peer's number divided by ours, by case and dtype; times are of common rounds."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for c in cells:
         if c[key]:
-            found.setdefault(f"{c['case']} {c['dtype']}", {})[c["backend"]] = c[key]
-    return {name: by[peer] / by[ours] for name, by in found.items() if peer in by and ours in by}
+            found.setdefault(f"{c['case']} {c['dtype']}", {})[c["backend"]] = c
+    ratios = {
+        name: times_as_fast(by[ours]["samples_us"], by[peer]["samples_us"])
+        if key == "microseconds"
+        else by[peer][key] / by[ours][key]
+        for name, by in found.items()
+        if peer in by and ours in by
+    }
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def over_best(cells: Cells) -> Ratios:

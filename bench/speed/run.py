@@ -34,6 +34,9 @@ LABELS = {
 MOST_OTHERS = 0.2
 """Cores that other work may take; torch's threads wait for each other, and for the slowest."""
 
+FEW = 3
+"""Backends that all go on until their ratios settle; of more, only ours and eager."""
+
 PEERS = ("inductor", "inductor-freezing", "onnxruntime", "openvino")
 
 
@@ -43,6 +46,7 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
         self.quick: bool = arguments.quick
         self.repeats: int = arguments.repeats or (3 if self.quick else 9)
+        self.settle: float = 0.0 if self.quick else arguments.settle
         self.match: list[str] = arguments.match
         self.dtypes: list[str] = arguments.dtype
         self.console = console
@@ -129,6 +133,8 @@ class Run:
             repeats=self.repeats if rounds is None else rounds,
             progress=self.say,
             makers={**found, **(makers or {})},
+            settle=backends if len(backends) <= FEW else (OURS,),
+            seconds=self.settle if rounds is None else 0.0,
         )
         for cell in cells:
             if cell.backend in (OURS, "hypatia") and cell.correct is not True:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,10 @@ those of torch's ops spin for 6 to 11 ms."""
 
 NOISY = 1.5
 """Samples that differ by more were disturbed by something else."""
+
+
+SETTLED = 0.02
+"""Ratios that are to be settled are known well enough if they are off by less than this, 19 times in 20."""
 
 
 class NotMeasured(Exception):  # noqa: N818 (no error: the reason why a cell stays empty)
@@ -122,11 +126,14 @@ def bench(
     repeats: int = 7,
     progress: Callable[[str], None] = lambda _: None,
     makers: Mapping[str, Maker] | None = None,
+    settle: Sequence[str] = (),
+    seconds: float = 0.0,
 ) -> list[Cell]:
     """One cell for each backend, measured in turns; a backend that fails leaves a reason.
 
     Ratios are eager's time over the backend's: eager is measured even if it was not asked for. ``makers``
-    are backends besides those of this module, or instead of them.
+    are backends besides those of this module, or instead of them. After ``repeats`` rounds of all backends,
+    eager and those to ``settle`` go on, until their ratios are known well or these ``seconds`` are over.
     """
     names = ["eager", *(b for b in backends if b != "eager")]
     cells = {name: Cell(workload.name, name) for name in names}
@@ -151,23 +158,46 @@ def bench(
                 blocks[name] = _sampler(compiled, model, inputs, training, device)
             except Exception as e:
                 cells[name].reason = reason(e)
-        for round_number in range(repeats):
-            for name, sample in _round(blocks, cells, round_number):
-                progress(f"{workload.name}: {name}, round {round_number + 1} of {repeats}")
-                cell = cells[name]
-                cell.samples.append(sample.median)
-                cell.least = min(1e6 * sample.least, cell.least or float("inf"))
+        number = -1
+        for number in range(repeats):
+            progress(f"{workload.name}: round {number + 1} of {repeats}")
+            _round(blocks, cells, number)
+        blocks = {name: sample for name, sample in blocks.items() if name in ("eager", *settle)}
+        end = time.perf_counter() + seconds
+        while len(blocks) > 1 and time.perf_counter() < end and not _settled([cells[n] for n in blocks]):
+            number += 1
+            progress(f"{workload.name}: round {number + 1}, until ratios settle")
+            _round(blocks, cells, number)
     finally:
         for peer in peers:
             peer.close()
     for cell in cells.values():
         if cell.samples:
             cell.microseconds = 1e6 * statistics.median(cell.samples)
-            eager = cells["eager"].microseconds
-            cell.ratio = eager / cell.microseconds if eager else None
+            cell.ratio = times_as_fast(cell.samples, cells["eager"].samples)
     model.zero_grad(set_to_none=True)
     torch._dynamo.reset()
     return [cells[name] for name in backends]
+
+
+def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> float | None:
+    """Their median over ours, of the rounds in which both took part; none if there were none."""
+    both = min(len(ours), len(others))
+    return statistics.median(others[:both]) / statistics.median(ours[:both]) if both else None
+
+
+def _settled(cells: Sequence[Cell]) -> bool:
+    """The ratios to the first cell are known: by the errors of medians, twice over."""
+    errors = [_error(cell.samples) for cell in cells]
+    return all(2 * (errors[0] ** 2 + e**2) ** 0.5 < SETTLED for e in errors[1:])
+
+
+def _error(samples: Sequence[float]) -> float:
+    """The standard error of a median, relative, as that of a normal distribution with the same quartiles."""
+    if len(samples) < 4:
+        return float("inf")
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return 1.253 * (high - low) / 1.349 / len(samples) ** 0.5 / middle
 
 
 def _made(
@@ -313,20 +343,22 @@ def _results(
     return [t.detach().clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
 
 
-def _round(
-    blocks: dict[str, Callable[[], Block]], cells: dict[str, Cell], number: int
-) -> Iterator[tuple[str, Block]]:
+def _round(blocks: dict[str, Callable[[], Block]], cells: dict[str, Cell], number: int) -> None:
     """One sample of every backend; one that fails is out from then on."""
     names = list(blocks)
     # Every round starts with another one, so that none always follows the same.
     first = number % len(names) if names else 0
     for name in names[first:] + names[:first]:
+        cell = cells[name]
         try:
             time.sleep(REST_SECONDS if len(names) > 1 else 0.0)
-            yield name, blocks[name]()
+            sample = blocks[name]()
         except Exception as e:
-            cells[name].reason = reason(e)
+            cell.reason = reason(e)
             del blocks[name]
+            continue
+        cell.samples.append(sample.median)
+        cell.least = min(1e6 * sample.least, cell.least or float("inf"))
 
 
 def block(call: Call, device: str | torch.device = "cpu") -> Block:

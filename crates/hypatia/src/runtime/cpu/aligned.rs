@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
 /// Scratch above this size goes back to the system after use.
-const KEPT: usize = 16 << 20;
+pub const KEPT: usize = 16 << 20;
 
 /// Types for which zero bytes are a value, and which need no drop.
 pub trait Plain: Copy + Send + Sync + 'static + private::Sealed {}

@@ -1,7 +1,7 @@
 //! Linear layers over bf16 tiles: in bf16, and in fp32 split into bf16 pieces.
 //!
 //! Weights lie in panels of 16 columns, each a row of tiles, one for each step of 32 terms. AMX multiplies them with
-//! tiles of activations that every part packs for itself. Without AMX, and for a few rows, the same tiles are widened
+//! tiles of activations that every thread packs for itself. Without AMX, and for a few rows, the same tiles are widened
 //! to fp32 as they are read.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "tiles are of x86-64"))]
@@ -10,6 +10,8 @@ mod format;
 #[cfg(target_arch = "x86_64")]
 mod odd;
 mod part;
+#[cfg(target_arch = "x86_64")]
+mod rows;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +35,8 @@ const GROUP: usize = 64;
 const STRIP: usize = 4 * GROUP;
 /// Bytes of packed activations of a part: half of a second-level cache.
 const PART: usize = 1 << 20;
+/// Columns of a part where there are many.
+const PART_COLUMNS: usize = 1024;
 /// Bytes of a result above which it is fetched before it is written.
 const FAR: usize = 1 << 20;
 /// Up to so many rows weights come from memory no faster than vectors multiply them.
@@ -122,6 +126,8 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
             sink,
             far,
             blocking: F::blocking(self.steps(), m / threads),
+            #[cfg(target_arch = "x86_64")]
+            serial: rows::serial(),
         };
         let wide = |level: Level| {
             let strips = self.n >= 2 * threads * STRIP && m <= wide::ROWS;
@@ -140,7 +146,9 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
             Engine::Tiles if m > FEW || F::PIECES > 1 => {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
                 let most = (most / (2 * SIDE) * 2 * SIDE).clamp(call.blocking.rows, 256);
-                let grid = Grid::new(threads, shape, (2 * SIDE, GROUP), most);
+                let units = (2 * SIDE, GROUP);
+                let grid = Grid::tiles(threads, shape, units, (most, PART_COLUMNS))
+                    .unwrap_or_else(|| Grid::new(threads, shape, units, most));
                 Pool::global().run(threads, grid.parts(), &|part| {
                     let (rows, columns) = grid.part(part);
                     // SAFETY: as above, and the engine was detected.

@@ -25,9 +25,13 @@ const PANEL: usize = VECTORS * LANES;
 const ROWS: usize = 6;
 /// Terms summed in registers before they are added to the result: a panel's part stays in the second-level cache,
 /// and short chains round less.
-const DEPTH: usize = 384;
+const DEPTH: usize = 512;
 /// Rows of a part: their part of `DEPTH` columns stays in the second-level cache.
-const PART_ROWS: usize = 192;
+const PART_ROWS: usize = 144;
+/// Columns of a part where there are many.
+const PART_COLUMNS: usize = 8 * PANEL;
+/// Terms for which a kernel fetches weights of the next panel together.
+const FETCH: usize = 8;
 /// Multiplications, and weights to read, that are over before a second thread is of much use.
 const ALONE: (usize, usize) = (1 << 18, 1 << 16);
 
@@ -51,7 +55,7 @@ struct Block {
     /// Values for the columns, or null.
     bias: *const f32,
     relu: bool,
-    /// Weights that are needed soon, and how many cache lines of them to fetch with each term.
+    /// Weights that are needed soon, and how many cache lines of them to fetch with every [`FETCH`] terms.
     soon: *const f32,
     lines: usize,
 }
@@ -120,7 +124,8 @@ impl Panels<&[f32]> {
         let grid = match (strips, bands) {
             (true, _) => Grid::strips(threads, (m, self.n), STREAMS * PANEL),
             (_, true) => Grid::bands(threads, (m, self.n), ROWS, PART_ROWS),
-            _ => Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS),
+            _ => Grid::tiles(threads, (m, self.n), (ROWS, PANEL), (PART_ROWS, PART_COLUMNS))
+                .unwrap_or_else(|| Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS)),
         };
         let call = Call { weights: self, x, sink };
         Pool::global().run(threads, grid.parts(), &|part| {
@@ -270,7 +275,7 @@ impl Call<'_> {
             .map_or(std::ptr::null(), |b| b[column..].as_ptr());
         // Blocks of even height: a last block of one row would take as long as a full one.
         let blocks = rows.len().div_ceil(ROWS);
-        let lines = VECTORS.div_ceil(blocks);
+        let lines = (FETCH * VECTORS).div_ceil(blocks);
         let mut row = rows.start;
         for i in 0..blocks {
             let height = rows.len() / blocks + usize::from(i < rows.len() % blocks);
@@ -286,8 +291,12 @@ impl Call<'_> {
                 adds: term > 0,
                 bias,
                 relu: last && e.activation == Activation::Relu,
-                soon: w.as_ptr().wrapping_add(next + i * lines * terms * LANES),
-                lines: if blocks > 1 && i * lines < VECTORS { lines } else { 0 },
+                soon: w.as_ptr().wrapping_add(next + i * lines * (terms / FETCH) * LANES),
+                lines: if blocks > 1 && i * lines < FETCH * VECTORS {
+                    lines
+                } else {
+                    0
+                },
             };
             // SAFETY: the level was detected; the operands were checked against the sizes.
             unsafe {

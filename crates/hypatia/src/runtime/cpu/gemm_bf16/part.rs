@@ -2,6 +2,8 @@
 
 use super::format::{Blocking, Format, SIDE, STEP, TILE};
 #[cfg(target_arch = "x86_64")]
+use super::rows::PackedRows;
+#[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{GROUP, Tiles, wide};
 use crate::runtime::cpu::aligned::with_scratch;
@@ -18,6 +20,9 @@ pub struct Call<'a, F: Format> {
     /// The result is in no cache of a core when it is written.
     pub far: bool,
     pub blocking: Blocking,
+    /// Tells calls apart.
+    #[cfg(target_arch = "x86_64")]
+    pub serial: u64,
 }
 
 impl<F: Format> Call<'_, F> {
@@ -75,7 +80,6 @@ impl<F: Format> Call<'_, F> {
         let weights = self.weights;
         let steps = weights.steps();
         let blocks = rows.len().div_ceil(2 * SIDE);
-        let packed = blocks * steps * F::PIECES * 2 * TILE / 2;
         // With one block of rows there is nothing to keep a part of a panel for.
         let passes = match blocks == 1 && F::PIECES == 1 {
             true => 1,
@@ -90,46 +94,41 @@ impl<F: Format> Call<'_, F> {
                 blocks * 2 * SIDE,
             ),
         };
-        let mut odd = vec![];
-        with_scratch(width * height + packed, |scratch| {
-            let (sums, x) = scratch.split_at_mut(width * height);
-            for row in rows.clone().step_by(SIDE) {
-                let height = SIDE.min(rows.end - row);
-                // SAFETY: the scratch holds the tiles of all rows; tiles come with AVX-512.
-                let special = unsafe { self.pack_rows(row, height, row - rows.start, x.as_mut_ptr().cast()) };
-                odd.extend((0..height).filter(|r| special >> r & 1 == 1).map(|r| row + r));
-            }
-            if 2 * odd.len() > rows.len() {
-                odd = rows.collect();
+        let run = |packed: &PackedRows| {
+            if 2 * packed.odd.len() > rows.len() {
+                // SAFETY: the caller's obligation.
+                unsafe { self.mend(&rows.clone().collect::<Vec<_>>(), columns.clone()) };
                 return;
             }
-            let x = x.as_ptr().cast();
-            let depth = steps.div_ceil(passes).max(1);
-            let mut part = Part {
-                call: self,
-                rows,
-                end: columns.end,
-                x,
-                sums,
-                width,
-                depth,
-                kept,
-            };
-            let mut groups = || {
-                let size = self.blocking.group;
-                for column in columns.clone().step_by(size) {
-                    let group = column..(column + size).min(columns.end);
-                    // SAFETY: tiles are configured below; the caller's obligation.
-                    unsafe { part.group(&group) };
-                }
-            };
-            // SAFETY: the caller's obligation.
-            unsafe { tiles::configured(&mut groups) };
-        });
-        if !odd.is_empty() {
-            // SAFETY: the caller's obligation.
-            unsafe { self.mend(&odd, columns) };
-        }
+            with_scratch(width * height, |sums| {
+                let mut part = Part {
+                    call: self,
+                    rows: rows.clone(),
+                    end: columns.end,
+                    x: packed.tiles.as_ptr(),
+                    sums,
+                    width,
+                    depth: steps.div_ceil(passes).max(1),
+                    kept,
+                };
+                let mut groups = || {
+                    let size = self.blocking.group;
+                    for column in columns.clone().step_by(size) {
+                        let group = column..(column + size).min(columns.end);
+                        // SAFETY: tiles are configured below; the caller's obligation.
+                        unsafe { part.group(&group) };
+                    }
+                };
+                // SAFETY: the caller's obligation.
+                unsafe { tiles::configured(&mut groups) };
+            });
+            if !packed.odd.is_empty() {
+                // SAFETY: the caller's obligation.
+                unsafe { self.mend(&packed.odd, columns.clone()) };
+            }
+        };
+        // SAFETY: the caller's obligation.
+        unsafe { PackedRows::with(self, rows.clone(), run) };
     }
 
     /// Packs up to 16 rows into their tiles, in the order of the tiles: writes cost more than reads. Answers which
@@ -139,7 +138,7 @@ impl<F: Format> Call<'_, F> {
     /// The machine has AVX-512 F and BW, and `x` holds the tiles of as many rows as come before `at`, and of these.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn pack_rows(&self, row: usize, rows: usize, at: usize, x: *mut u16) -> u16 {
+    pub unsafe fn pack_rows(&self, row: usize, rows: usize, at: usize, x: *mut u16) -> u16 {
         let (k, steps) = (self.weights.k, self.weights.steps());
         let from = &self.x.data[row * self.x.stride..];
         let block = at / (2 * SIDE) * steps * F::PIECES * 2 * TILE;

@@ -187,3 +187,19 @@ fn long_sums_of_many_rows() {
         }
     }
 }
+
+/// A thread keeps packed rows for the next columns: of this call, not of the last one, and with what is odd in them.
+#[test]
+fn rows_are_packed_once_for_all_columns_of_a_call() {
+    let Some(form) = six() else { return };
+    let (m, n, k) = (40, 8 * PART_COLUMNS + 33, 7);
+    for (threads, odd) in [(1, None), (1, Some(1e-44)), (2, Some(f32::INFINITY)), (2, None)] {
+        let mut case = Case::<f32>::new(m, n, k, 1);
+        case.x.iter_mut().for_each(|x| *x += threads as f32);
+        if let Some(odd) = odd {
+            case.x[33 * (k + 1) + 3] = odd;
+        }
+        let e = case.epilogue(Activation::Relu, true);
+        assert_as_good_as_fp32(&case, &run(&form, &case, threads, &e), &case.expected(&e));
+    }
+}

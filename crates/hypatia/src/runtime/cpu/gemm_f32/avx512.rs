@@ -1,12 +1,14 @@
 //! The kernels for AVX-512: one for each number of rows and of vectors.
 
-use super::{Block, LANES, ROWS, STREAMS, VECTORS};
+use super::{Block, FETCH, LANES, ROWS, STREAMS, VECTORS};
 use std::arch::x86_64::*;
 
 type Kernel = unsafe fn(&Block);
 
 /// How far ahead weights are fetched, in terms.
 const AHEAD: usize = 16;
+/// Rows up to which they are.
+const FEW: usize = 3;
 
 macro_rules! by_vectors {
     ($rows:literal, $chains:literal) => {
@@ -53,18 +55,20 @@ unsafe fn kernel<const R: usize, const V: usize, const CHAINS: usize>(block: &Bl
     }
     // SAFETY: the block's pointers reach its rows and terms. Fetching ahead faults nowhere.
     unsafe {
-        for _ in 0..block.terms / CHAINS {
+        for _ in 0..block.terms / FETCH {
             for _ in 0..block.lines {
                 _mm_prefetch::<_MM_HINT_T1>(soon.cast());
                 soon = soon.wrapping_add(LANES);
             }
-            for (chain, sums) in sums.iter_mut().enumerate() {
-                step::<R, V>(sums, x.add(chain), block.x_stride, w.add(chain * V * LANES));
+            for _ in 0..FETCH / CHAINS {
+                for (chain, sums) in sums.iter_mut().enumerate() {
+                    step::<R, V>(sums, x.add(chain), block.x_stride, w.add(chain * V * LANES));
+                }
+                x = x.add(CHAINS);
+                w = w.add(CHAINS * V * LANES);
             }
-            x = x.add(CHAINS);
-            w = w.add(CHAINS * V * LANES);
         }
-        for _ in 0..block.terms % CHAINS {
+        for _ in 0..block.terms % FETCH {
             step::<R, V>(&mut sums[0], x, block.x_stride, w);
             x = x.add(1);
             w = w.add(V * LANES);
@@ -170,7 +174,10 @@ unsafe fn step<const R: usize, const V: usize>(
     unsafe {
         let mut weights = [_mm512_setzero_ps(); V];
         for (v, weight) in weights.iter_mut().enumerate() {
-            _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((AHEAD * V + v) * LANES).cast());
+            // With more rows there is time enough for what the processor fetches by itself.
+            if R <= FEW {
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((AHEAD * V + v) * LANES).cast());
+            }
             *weight = _mm512_load_ps(w.add(v * LANES));
         }
         for (r, sums) in sums.iter_mut().enumerate() {

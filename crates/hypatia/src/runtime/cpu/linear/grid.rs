@@ -23,6 +23,9 @@ pub struct Grid {
 /// What it costs to fetch an element of an operand, in multiplications that could be made meanwhile.
 const FETCH: usize = 32;
 
+/// Parts of a thread at least where they are cut by what a core's cache holds.
+const TILES: usize = 4;
+
 /// Parts of a thread where they may be small.
 const STRIPS: usize = 16;
 
@@ -66,6 +69,25 @@ impl Grid {
             },
             |(_, grid)| grid,
         )
+    }
+
+    /// Cuts `m`×`n` into even parts of at most `most` rows and columns, so many that a thread whose core is slow at
+    /// the time leaves some to the others; None if there are few. Cuts fall on multiples of `units`.
+    pub fn tiles(threads: usize, (m, n): (usize, usize), units: (usize, usize), most: (usize, usize)) -> Option<Grid> {
+        let even = |size: usize, unit: usize, most: usize| {
+            size.div_ceil(size.div_ceil(most).max(1)).max(1).next_multiple_of(unit)
+        };
+        let (rows, columns) = (even(m, units.0, most.0), even(n, units.1, most.1));
+        let (down, across) = (m.div_ceil(rows).max(1), n.div_ceil(columns).max(1));
+        let grid = Grid {
+            m,
+            n,
+            rows,
+            columns,
+            across,
+            down,
+        };
+        (grid.parts() >= TILES * threads).then_some(grid)
     }
 
     /// Cuts `m`×`n` into parts of all rows and a few columns, a multiple of `unit`. Where weights set the pace, small
@@ -128,7 +150,10 @@ mod tests {
         ) {
             let grid = Grid::new(threads, (m, n), (mu, nu), most);
             prop_assert!((0..grid.parts()).all(|part| grid.part(part).0.len() <= most.max(mu).next_multiple_of(mu)));
-            for grid in [grid, Grid::strips(threads, (m, n), nu), Grid::bands(threads, (m, n), mu, m)] {
+            let tiles = Grid::tiles(threads, (m, n), (mu, nu), (most, most));
+            prop_assert!(tiles.is_none_or(|grid| grid.parts() >= TILES * threads));
+            let others = [Grid::strips(threads, (m, n), nu), Grid::bands(threads, (m, n), mu, m)];
+            for grid in [Some(grid), tiles].into_iter().flatten().chain(others) {
                 let mut seen = vec![0u8; m * n];
                 for part in 0..grid.parts() {
                     let (rows, columns) = grid.part(part);

@@ -38,6 +38,7 @@ fn terms_in_several_passes<T: Forms>() {
         (50, 130, 4136),
         (300, 70, 2048),
         (400, 70, 389),
+        (20, 6200, 130),
     ] {
         let case = Case::<T>::new(m, n, k, 0);
         check(&case, 3, &case.epilogue(Activation::Gelu, true));
