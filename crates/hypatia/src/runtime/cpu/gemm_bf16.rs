@@ -36,7 +36,7 @@ const STRIP: usize = 4 * GROUP;
 /// Bytes of packed activations of a part: half of a second-level cache.
 const PART: usize = 1 << 20;
 /// Columns of a part where there are many.
-const PART_COLUMNS: usize = 1024;
+const PART_COLUMNS: usize = 512;
 /// Bytes of a result above which it is fetched before it is written.
 const FAR: usize = 1 << 20;
 /// Up to so many rows weights come from memory no faster than vectors multiply them.

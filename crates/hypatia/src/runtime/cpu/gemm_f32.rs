@@ -25,7 +25,7 @@ const PANEL: usize = VECTORS * LANES;
 const ROWS: usize = 6;
 /// Terms summed in registers before they are added to the result: a panel's part stays in the second-level cache,
 /// and short chains round less.
-const DEPTH: usize = 512;
+const DEPTH: usize = 384;
 /// Rows of a part: their part of `DEPTH` columns stays in the second-level cache.
 const PART_ROWS: usize = 144;
 /// Columns of a part where there are many.
