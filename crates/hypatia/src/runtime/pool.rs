@@ -29,6 +29,16 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Set in the gate when no worker may enter.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
+/// Elements of a part of a loop, within so many parts for each thread: a thread whose core is slow at the time leaves some
+/// to the others, but claiming one is not free.
+const ELEMENTS: usize = 1 << 16;
+const PARTS: (usize, usize) = (4, 16);
+
+/// How many parts to make of a loop over so many elements.
+pub fn parts(threads: usize, elements: usize) -> usize {
+    (elements / ELEMENTS).clamp(threads * PARTS.0, threads * PARTS.1)
+}
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {

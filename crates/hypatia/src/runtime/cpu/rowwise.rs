@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 
 use super::lanes::dispatch;
 use super::region::{Access, Affine, Bound, Line, Region, Runner, View, ViewMut, check_bounds};
-use crate::runtime::pool::Pool;
+use crate::runtime::pool::{self, Pool};
 use crate::ty::DType;
 use crate::{Error, Result};
 pub use fit::RowFit;
@@ -72,9 +72,6 @@ const GROUP: usize = 2048;
 
 /// Elements for each thread: about 20 us of work, since waking a thread takes longer.
 const WORTH_THREADS: usize = 32_768;
-
-/// Parts for each thread: enough to even out a thread that is late.
-const PARTS: usize = 4;
 
 /// A row op with its prologue and epilogue, ready to run.
 #[derive(Debug)]
@@ -231,7 +228,7 @@ impl Rowwise {
         if threads <= 1 {
             return part(0, rows);
         }
-        let parts = (threads * PARTS).min(groups);
+        let parts = pool::parts(threads, rows * width).min(groups);
         Pool::global().run(threads, parts, &|i| {
             part(groups * i / parts * group, (groups * (i + 1) / parts * group).min(rows));
         });

@@ -10,7 +10,7 @@ use super::program::{Place, Step, TILE};
 use super::view::{check_bounds, distinct_layouts, layouts};
 use super::{Region, View, ViewMut};
 use crate::runtime::cpu::lanes::Ahead;
-use crate::runtime::pool::Pool;
+use crate::runtime::pool::{self, Pool};
 use crate::ty::DType;
 use crate::{Error, Result};
 
@@ -20,9 +20,6 @@ const LANES: usize = 16;
 /// Nanoseconds of work for each thread. Two threads break even at 8 us of work in all when the other one is still
 /// spinning, and at 30 to 60 us when it sleeps.
 const WORTH_THREADS: f64 = 20_000.0;
-
-/// Parts for each thread: enough to even out a thread that is late.
-const PARTS: usize = 4;
 
 /// Elements of a tile that goes from memory to memory by one loop.
 const LONG_TILE: usize = 16 * TILE;
@@ -117,7 +114,7 @@ impl Region {
             // SAFETY: by the caller.
             return unsafe { Runner::new(self).run(&bound, 0, count) };
         }
-        let parts = (threads * PARTS).min(tiles);
+        let parts = pool::parts(threads, count).min(tiles);
         Pool::global().run(threads, parts, &|part| {
             let (start, end) = (tiles * part / parts * TILE, tiles * (part + 1) / parts * TILE);
             // SAFETY: by the caller; parts write different positions.
