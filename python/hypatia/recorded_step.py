@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .recording import side_stream
+
 Tensors = Sequence[Any]
 
 
@@ -45,7 +47,7 @@ class RecordedStep:
         self._inputs = [t.clone() for t in primals[parameters:]]
         self._tangents = [t.clone() for t in tangents]
         given = [*primals[:parameters], *self._inputs]
-        side = torch.cuda.Stream(self._index)
+        side = side_stream(self._index)
         side.wait_stream(torch.cuda.current_stream(self._index))
         with torch.cuda.stream(side):
             for _ in range(2):

@@ -6,10 +6,17 @@ they run, so that torch has to record them.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
 import torch
+
+
+@functools.cache
+def side_stream(index: int) -> torch.cuda.Stream:
+    """Where calls before a recording run, one for all: torch keeps 32 MiB for products on each stream."""
+    return torch.cuda.Stream(index)
 
 
 class Recorded:
@@ -22,7 +29,7 @@ class Recorded:
         self._stream = torch._C._cuda_getCurrentRawStream(index)
         self._inputs = [torch.empty_like(t) for t in inputs]
         self._graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream(index)
+        side = side_stream(index)
         side.wait_stream(torch.cuda.current_stream(index))
         with torch.cuda.stream(side), torch.no_grad():
             for kept, given in zip(self._inputs, inputs, strict=True):
