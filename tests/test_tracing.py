@@ -121,7 +121,7 @@ def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.Mon
     with torch.no_grad():
         ours = tracing.recorded(model, args, {})
         monkeypatch.setattr(tracing, "recorded", _refused)
-        theirs, _ = tracing.captured(model, args, {}, None)
+        theirs, _, _ = tracing.captured(model, args, {}, None)
         assert _ops(ours) == _ops(theirs)
         torch.testing.assert_close(ours(*args), theirs(*args), rtol=0, atol=0)
         torch.testing.assert_close(ours(*args), model(*args))

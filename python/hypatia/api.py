@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch.utils import _pytree as pytree
 from .checking import References
 from .culprit import Part
 from .guard import Guard
-from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
+from .native import NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
-from .state import READS
-from .tracing import captured
+from .state import Reads
+from .tracing import Ranges, captured
 from .trial import Forward
 
 
@@ -35,22 +36,42 @@ def optimize(
     only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
     The report is at ``result.meta["hypatia"]``.
     """
-    return optimized(model, example_inputs, kwargs, options, dynamic_shapes)
+    result = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False).kept
+    # A plan can be neither copied nor written down, and the graph runs without it.
+    result.meta.pop(PLAN, None)
+    return result
+
+
+@dataclasses.dataclass
+class Optimized:
+    """A compiled model, checked, and what else is known of it."""
+
+    kept: fx.GraphModule
+    """The graph that was found, or the captured one."""
+    original: fx.GraphModule
+    """The graph that was captured."""
+    report: GraphReport | None
+    """None: there was nothing to do."""
+    ranges: Ranges
+    reads: Reads
+    graph: NativeGraph | None
+    """Runs the graph by its plan, which is all that was checked then; none if there is no plan."""
+    check: Callable[[], fx.GraphModule]
+    """Checks how torch's ops run the graph; what to keep."""
 
 
 def optimized(
     model: nn.Module,
     example_inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
     *,
-    native: bool = False,
-) -> fx.GraphModule:
-    """The same; with ``native`` the graph's native plan is checked, and `CHECK` is what checks the rest."""
+    native: bool,
+) -> Optimized:
+    """The same with all that is known; with ``native`` it is to run by its plan, if it has one."""
     parsed = Options.parse(options)
-    gm, ranges = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
-    reads = gm.meta.pop(READS, {})
+    gm, ranges, reads = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
@@ -62,6 +83,13 @@ def optimized(
     result, report = compiled()
     mode = parsed.checksum_mode
     references = References()
+    plans: dict[fx.GraphModule, NativeGraph] = {}
+
+    def by_plan(form: fx.GraphModule) -> Forward:
+        if not native or PLAN not in form.meta:
+            return _interpreted(form)
+        plans[form] = NativeGraph(form, _interpreted(form))
+        return plans[form]
 
     def checked(run: Callable[[fx.GraphModule], Forward]) -> fx.GraphModule:
         kept = result
@@ -73,20 +101,12 @@ def optimized(
         kept.recompile()
         kept.training = model.training
         kept.meta["hypatia"] = report
-        kept.meta["hypatia_ranges"] = ranges
         return kept
 
-    result = checked(_by_plan if native and PLAN in result.meta else _interpreted)
-    if native and PLAN in result.meta:
-        result.meta[CHECK] = lambda: checked(_interpreted)
-        result.meta[ORIGINAL] = gm
-    if native:
-        result.meta[READS] = reads
-    else:
-        # A plan can be neither copied nor written down, and the graph runs without it.
-        result.meta.pop(PLAN, None)
-        result.meta.pop(GRAPH, None)
-    return result
+    kept = checked(by_plan)
+    if native and PLAN in kept.meta and kept not in plans:
+        by_plan(kept)
+    return Optimized(kept, gm, report, ranges, reads, plans.get(kept), lambda: checked(_interpreted))
 
 
 def _interpreted(gm: fx.GraphModule) -> Forward:
@@ -97,13 +117,6 @@ def _interpreted(gm: fx.GraphModule) -> Forward:
         return pytree.tree_leaves(results)
 
     return forward
-
-
-def _by_plan(gm: fx.GraphModule) -> Forward:
-    if PLAN not in gm.meta:
-        return _interpreted(gm)
-    gm.meta[GRAPH] = NativeGraph(gm, _interpreted(gm))
-    return gm.meta[GRAPH]
 
 
 def _changed(gm: fx.GraphModule) -> set[str]:

@@ -20,14 +20,14 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
-from .api import optimized
+from .api import Optimized, optimized
 from .guard import effects_of
 from .locks import COMPILING
-from .native import CHECK, GRAPH, ORIGINAL, NativeGraph
+from .native import NativeGraph
 from .options import Options
-from .planner import CLOSE, PLAN
+from .planner import CLOSE
 from .report import GraphReport
-from .state import READS, Parts, kind_of, trained_kind
+from .state import Parts, kind_of, trained_kind
 from .timing import in_turns
 from .trained import Trained
 from .yardstick import RandomState, changed_inputs, devices_of
@@ -266,32 +266,33 @@ class _Entry:
         try:
             # Most graphs never run: where the plan does, nobody needs their Python code.
             with torch.no_grad(), _use_lazy_graph_module(True):
-                gm = optimized(model, args, kwargs, options, dynamic, native=self.positional)
+                found = optimized(model, args, kwargs, options, dynamic, native=self.positional)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
             return
-        if gm.meta["hypatia"] is None:
+        if found.report is None:
             return
-        self.report = gm.meta["hypatia"]
-        self._run = gm
+        self.report = found.report
+        gm = self._run = found.kept
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if dynamic is not None:
-            self.open = gm.meta["hypatia_ranges"]
+            self.open = found.ranges
         timed = not changed_inputs(gm) and not effects_of(gm)
-        if PLAN in gm.meta:
-            self._plan(gm, model, args, timed=timed)
+        if found.graph is not None:
+            self._plan(found, found.graph, model, args, timed=timed)
         elif timed:
             self._without_plan(gm, model, args, kwargs)
         if self._run is not model:
-            self._parts.count_on(gm.meta.pop(READS, {}))
+            self._parts.count_on(found.reads)
             self.watch = self._parts.watch
 
-    def _plan(self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], *, timed: bool) -> None:
+    def _plan(
+        self, found: Optimized, graph: NativeGraph, model: nn.Module, args: tuple[Any, ...], *, timed: bool
+    ) -> None:
         self.single = self._spec.is_leaf()
-        graph: NativeGraph = gm.meta.get(GRAPH) or NativeGraph(gm, gm)
-        graph.graph = lambda flat: gm(*flat)
+        graph.graph = lambda flat, gm=found.kept: gm(*flat)
         # Not the model itself: while another thread traces it, its weights are fake ones.
-        original = gm.meta.pop(ORIGINAL)
+        original = found.original
         graph.fallback = lambda flat: original(*flat)
         graph.ranges = dict(self.open)
         if timed:
@@ -299,12 +300,11 @@ class _Entry:
                 self.report.times = graph.choose(args, lambda: model(*args))
         times = self.report.times or {}
         self.report.memory = graph.bytes
-        check = gm.meta.pop(CHECK)
         if graph.native:
             graph.settled = True
             self.native, self._run = graph.direct, original
         elif times.get("graph", math.inf) <= times["eager"]:
-            self.report.kept, self._run = "graph", check()
+            self.report.kept, self._run = "graph", found.check()
         else:
             self.report.kept, self._run = "eager", model
 

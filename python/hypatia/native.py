@@ -53,15 +53,6 @@ PLAINER = 256 << 20
 PAUSES = (0.02, 0.1)
 """Seconds after which a plan that lost is timed again."""
 
-GRAPH = "hypatia_native"
-"""Key of a graph's metadata: what runs it by its plans."""
-
-ORIGINAL = "hypatia_original"
-"""Key of a graph's metadata: the graph that was captured, where its plan is all that was checked."""
-
-CHECK = "hypatia_check"
-"""Key of a graph's metadata: checks how torch's ops run it, where only its plan was checked; what to keep."""
-
 
 class NativeGraph:
     """Runs a graph by its native plan, on arguments in the order of the placeholders."""

@@ -35,10 +35,8 @@ _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 _STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 
-READS = "hypatia_reads"
-"""Key of a graph's metadata: the modules whose attributes were read when it was captured, and their names."""
-
 Reads = dict[int, tuple[nn.Module, set[str]]]
+"""The modules whose attributes were read when a graph was captured, and the names of these."""
 
 
 class Parts:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
-from .state import READS, Reads, unchanged
+from .state import Reads, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +46,14 @@ class UnservedError(Exception):
 
 def captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
-) -> tuple[fx.GraphModule, Ranges]:
-    """A model's graph, its weights as attributes, and the ranges of sizes that are left open."""
+) -> tuple[fx.GraphModule, Ranges, Reads]:
+    """A model's graph, its weights as attributes, ranges of sizes that are left open, and what was read."""
     args, kwargs = distinct(model, (args, dict(kwargs)))
     if dynamic_shapes is None and not torch.is_grad_enabled():
         try:
             with unchanged(model) as reads:
                 gm = recorded(model, args, kwargs)
-            gm.meta[READS] = reads
-            return gm, {}
+            return gm, {}, reads
         except UnsupportedError:
             raise
         # Fake tensors refuse by many kinds of exceptions, and the model has its own.
@@ -65,19 +64,17 @@ def captured(
         program = program.run_decompositions({})
     gm = program.module(check_guards=False)
     _values_of_attributes(gm)
-    gm.meta[READS] = reads
-    return gm, _ranges(program, gm)
+    return gm, _ranges(program, gm), reads
 
 
-def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """A differentiable model as a graph of flat inputs and results, and the form of the results."""
+def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec, Reads]:
+    """A differentiable model as a graph of flat inputs and results, their form, and what was read."""
     program, reads = _exported(model, args)
     gm = program.module(check_guards=False)
-    gm.meta[READS] = reads
     spec = gm.graph._codegen.pytree_info.out_spec
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
-    return gm, spec
+    return gm, spec, reads
 
 
 def _exported(

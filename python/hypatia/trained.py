@@ -18,7 +18,7 @@ from .backend import Pass
 from .backend import hypatia as backend
 from .options import Options
 from .report import GraphReport
-from .state import READS, Parts, trained_kind
+from .state import Parts, trained_kind
 from .tracing import distinct, exported
 from .training import Step, step_of
 
@@ -49,8 +49,8 @@ class Trained:
             return
         passes: list[Pass] = []
         try:
-            gm, self._spec = exported(model, args)
-            self.parts.count_on(gm.meta.pop(READS, {}))
+            gm, self._spec, reads = exported(model, args)
+            self.parts.count_on(reads)
             # There AOTAutograd tells what it knows of inputs and results.
             with tracing(TracingContext(FakeTensorMode())):
                 self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
