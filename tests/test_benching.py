@@ -150,6 +150,7 @@ def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_some_backends_go_on_until_their_ratios_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benching, "SETTLED", 0.0)
+    monkeypatch.setattr(benching, "MANY", 4)
     cells = benching.bench(
         SMALL, ["eager", "hypatia", "hypatia-direct"], repeats=2, settle=["hypatia"], seconds=0.2
     )

@@ -48,6 +48,10 @@ SETTLED = 0.02
 """Ratios that are to be settled are known well enough if they are off by less than this, 19 times in 20."""
 
 
+MANY = 60
+"""Rounds after which long calls are settled, too."""
+
+
 class NotMeasured(Exception):  # noqa: N818 (no error: the reason why a cell stays empty)
     """Why a backend was left out."""
 
@@ -133,7 +137,8 @@ def bench(
 
     Ratios are eager's time over the backend's: eager is measured even if it was not asked for. ``makers``
     are backends besides those of this module, or instead of them. After ``repeats`` rounds of all backends,
-    eager and those to ``settle`` go on, until their ratios are known well or these ``seconds`` are over.
+    eager and those to ``settle`` go on, until their ratios are known well or these ``seconds`` are over and
+    there were `MANY` rounds; not at all in no time.
     """
     names = ["eager", *(b for b in backends if b != "eager")]
     cells = {name: Cell(workload.name, name) for name in names}
@@ -164,8 +169,10 @@ def bench(
             _round(blocks, cells, number)
         blocks = {name: sample for name, sample in blocks.items() if name in ("eager", *settle)}
         end = time.perf_counter() + seconds
-        while len(blocks) > 1 and time.perf_counter() < end and not _settled([cells[n] for n in blocks]):
+        while seconds and len(blocks) > 1 and not _settled([cells[n] for n in blocks]):
             number += 1
+            if number >= MANY and time.perf_counter() > end:
+                break
             progress(f"{workload.name}: round {number + 1}, until ratios settle")
             _round(blocks, cells, number)
     finally:

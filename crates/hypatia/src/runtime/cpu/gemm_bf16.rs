@@ -37,6 +37,8 @@ const STRIP: usize = 4 * GROUP;
 const PART: usize = 1 << 20;
 /// Columns of a part where there are many.
 const PART_COLUMNS: usize = 512;
+/// Rows and columns of a part, unless there would be one or two for each thread.
+const LEAST: (usize, usize) = (128, 128);
 /// Bytes of a result above which it is fetched before it is written.
 const FAR: usize = 1 << 20;
 /// Up to so many rows weights come from memory no faster than vectors multiply them.
@@ -147,7 +149,7 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
                 let most = (most / (2 * SIDE) * 2 * SIDE).clamp(call.blocking.rows, 256);
                 let units = (2 * SIDE, GROUP);
-                let grid = Grid::tiles(threads, shape, units, (most, PART_COLUMNS))
+                let grid = Grid::tiles(threads, shape, units, (most, PART_COLUMNS), LEAST)
                     .unwrap_or_else(|| Grid::new(threads, shape, units, most));
                 Pool::global().run(threads, grid.parts(), &|part| {
                     let (rows, columns) = grid.part(part);

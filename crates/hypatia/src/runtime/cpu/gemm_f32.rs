@@ -30,6 +30,8 @@ const DEPTH: usize = 384;
 const PART_ROWS: usize = 144;
 /// Columns of a part where there are many.
 const PART_COLUMNS: usize = 8 * PANEL;
+/// Rows and columns of a part, unless there would be one or two for each thread.
+const LEAST: (usize, usize) = (PART_ROWS / 2, 2 * PANEL);
 /// Terms for which a kernel fetches weights of the next panel together.
 const FETCH: usize = 8;
 /// Multiplications, and weights to read, that are over before a second thread is of much use.
@@ -124,7 +126,7 @@ impl Panels<&[f32]> {
         let grid = match (strips, bands) {
             (true, _) => Grid::strips(threads, (m, self.n), STREAMS * PANEL),
             (_, true) => Grid::bands(threads, (m, self.n), ROWS, PART_ROWS),
-            _ => Grid::tiles(threads, (m, self.n), (ROWS, PANEL), (PART_ROWS, PART_COLUMNS))
+            _ => Grid::tiles(threads, (m, self.n), (ROWS, PANEL), (PART_ROWS, PART_COLUMNS), LEAST)
                 .unwrap_or_else(|| Grid::new(threads, (m, self.n), (ROWS, PANEL), PART_ROWS)),
         };
         let call = Call { weights: self, x, sink };

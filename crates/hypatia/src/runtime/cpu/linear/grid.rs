@@ -71,23 +71,40 @@ impl Grid {
         )
     }
 
-    /// Cuts `m`×`n` into even parts of at most `most` rows and columns, so many that a thread whose core is slow at
-    /// the time leaves some to the others; None if there are few. Cuts fall on multiples of `units`.
-    pub fn tiles(threads: usize, (m, n): (usize, usize), units: (usize, usize), most: (usize, usize)) -> Option<Grid> {
+    /// Cuts `m`×`n` into even parts of at most `most` rows and columns, and at least about `least`, so many that a thread
+    /// whose core is slow at the time leaves some to the others; None if there would be few. Cuts fall on multiples of
+    /// `units`.
+    pub fn tiles(
+        threads: usize,
+        (m, n): (usize, usize),
+        units: (usize, usize),
+        most: (usize, usize),
+        least: (usize, usize),
+    ) -> Option<Grid> {
         let even = |size: usize, unit: usize, most: usize| {
-            size.div_ceil(size.div_ceil(most).max(1)).max(1).next_multiple_of(unit)
+            let parts = size.div_ceil(most.max(1)).max(1);
+            size.div_ceil(parts).max(1).next_multiple_of(unit)
         };
-        let (rows, columns) = (even(m, units.0, most.0), even(n, units.1, most.1));
-        let (down, across) = (m.div_ceil(rows).max(1), n.div_ceil(columns).max(1));
-        let grid = Grid {
-            m,
-            n,
-            rows,
-            columns,
-            across,
-            down,
-        };
-        (grid.parts() >= TILES * threads).then_some(grid)
+        let mut size = most;
+        while size.0 >= least.0 && size.1 >= least.1 {
+            let (rows, columns) = (even(m, units.0, size.0), even(n, units.1, size.1));
+            let (down, across) = (m.div_ceil(rows).max(1), n.div_ceil(columns).max(1));
+            if down * across >= TILES * threads {
+                return Some(Grid {
+                    m,
+                    n,
+                    rows,
+                    columns,
+                    across,
+                    down,
+                });
+            }
+            match size.1 >= 2 * size.0 {
+                true => size.1 /= 2,
+                false => size.0 /= 2,
+            }
+        }
+        None
     }
 
     /// Cuts `m`×`n` into parts of all rows and a few columns, a multiple of `unit`. Where weights set the pace, small
@@ -150,7 +167,7 @@ mod tests {
         ) {
             let grid = Grid::new(threads, (m, n), (mu, nu), most);
             prop_assert!((0..grid.parts()).all(|part| grid.part(part).0.len() <= most.max(mu).next_multiple_of(mu)));
-            let tiles = Grid::tiles(threads, (m, n), (mu, nu), (most, most));
+            let tiles = Grid::tiles(threads, (m, n), (mu, nu), (most, 2 * most), (most.div_ceil(4), most.div_ceil(3)));
             prop_assert!(tiles.is_none_or(|grid| grid.parts() >= TILES * threads));
             let others = [Grid::strips(threads, (m, n), nu), Grid::bands(threads, (m, n), mu, m)];
             for grid in [Some(grid), tiles].into_iter().flatten().chain(others) {
