@@ -37,7 +37,7 @@ const STRIP: usize = 4 * GROUP;
 const PART: usize = 1 << 20;
 /// Columns of a part where there are many.
 const PART_COLUMNS: usize = 512;
-/// Rows and columns of a part, unless there would be one or two for each thread.
+/// Rows and columns below which parts are not halved to get more of them.
 const LEAST: (usize, usize) = (128, 128);
 /// Bytes of a result above which it is fetched before it is written.
 const FAR: usize = 1 << 20;

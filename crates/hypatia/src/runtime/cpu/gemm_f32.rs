@@ -30,7 +30,7 @@ const DEPTH: usize = 384;
 const PART_ROWS: usize = 144;
 /// Columns of a part where there are many.
 const PART_COLUMNS: usize = 8 * PANEL;
-/// Rows and columns of a part, unless there would be one or two for each thread.
+/// Rows and columns below which parts are not halved to get more of them.
 const LEAST: (usize, usize) = (PART_ROWS / 2, 2 * PANEL);
 /// Terms for which a kernel fetches weights of the next panel together.
 const FETCH: usize = 8;

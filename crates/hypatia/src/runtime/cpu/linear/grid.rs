@@ -71,9 +71,8 @@ impl Grid {
         )
     }
 
-    /// Cuts `m`×`n` into even parts of at most `most` rows and columns, and at least about `least`, so many that a thread
-    /// whose core is slow at the time leaves some to the others; None if there would be few. Cuts fall on multiples of
-    /// `units`.
+    /// Cuts `m`×`n` into even parts of at most `most` rows and columns, which are halved down to `least` until a thread whose
+    /// core is slow at the time can leave some to the others; None if there would be few. Cuts fall on multiples of `units`.
     pub fn tiles(
         threads: usize,
         (m, n): (usize, usize),
