@@ -27,7 +27,8 @@ from .native import NativeGraph
 from .options import Options
 from .planner import CLOSE
 from .report import GraphReport
-from .state import Parts, kind_of, trained_kind
+from .signature import Signature, TensorKind, signature_of
+from .state import Parts
 from .timing import in_turns
 from .trained import Trained
 from .yardstick import RandomState, changed_inputs, devices_of
@@ -123,12 +124,16 @@ class CompiledModel:
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch._C._is_any_autocast_enabled():
             return self._by_torch()(*args, **kwargs)
-        return self.prepare(*args, **kwargs)(args, kwargs)
+        entry = self.prepare(*args, **kwargs)
+        return self.model(*args, **kwargs) if entry is None else entry(args, kwargs)
 
-    def prepare(self, *args: Any, **kwargs: Any) -> _Entry:
-        """Compiles for these inputs, if that was not done before."""
-        leaves = pytree.tree_leaves((args, kwargs))
-        key = (self.model.training, *(kind_of(leaf) for leaf in leaves))
+    def prepare(self, *args: Any, **kwargs: Any) -> _Entry | None:
+        """Compiles for these inputs, if that was not done before; none if the model runs as it is."""
+        leaves, signature = signature_of(args, kwargs)
+        if signature is None:
+            log.info("the model runs as it is: an argument is of a type that nothing is known of")
+            return None
+        key = (self.model.training, signature)
         entry = self._entries.get(key)
         if entry is None or entry.outdated():
             # While another thread traces the model, its weights look replaced: once more, when that is over.
@@ -139,12 +144,19 @@ class CompiledModel:
         self._last = entry
         return entry
 
-    def _keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Entry:
+    def _keep(
+        self,
+        key: tuple[bool, Signature],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
+    ) -> _Entry:
+        signature = key[1]
         with _uncollected():
-            entry = self._open(leaves)
+            entry = self._open(signature, leaves)
             if entry is None and self._is_restless(key):
-                entry = _Entry(self.model, args, kwargs, self._options, compiled=False)
-            entry = entry or self._new(args, kwargs, leaves)
+                entry = _Entry(self.model, args, kwargs, signature, self._options, compiled=False)
+            entry = entry or self._new(args, kwargs, signature)
         self._entries.pop(key, None)
         self._entries[key] = entry
         while len(self._entries) > _KEPT:
@@ -158,23 +170,23 @@ class CompiledModel:
         self._compiled[key] += 1
         return self._compiled[key] > _AGAIN
 
-    def _open(self, leaves: list[Any]) -> _Entry | None:
+    def _open(self, signature: Signature, leaves: list[Any]) -> _Entry | None:
         """An entry whose open sizes can be these."""
         for entry in self._entries.values():
-            if entry.open and entry.accepts(leaves) and not entry.outdated():
+            if entry.open and entry.accepts(signature, leaves) and not entry.outdated():
                 return entry
         return None
 
-    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Entry:
+    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> _Entry:
         """A new entry; sizes are left open in which it differs from one that is there."""
         for other in self._entries.values():
-            dims = other.differing(leaves)
+            dims = other.differing(signature)
             if dims and not other.outdated():
-                entry = _Entry(self.model, args, kwargs, self._options, dims)
+                entry = _Entry(self.model, args, kwargs, signature, self._options, dims)
                 if entry.open:
                     return entry
                 break
-        return _Entry(self.model, args, kwargs, self._options)
+        return _Entry(self.model, args, kwargs, signature, self._options)
 
     @property
     def reports(self) -> list[GraphReport]:
@@ -192,9 +204,11 @@ class CompiledModel:
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch._C._is_any_autocast_enabled() or kwargs:
             return self._by_torch()(*args, **kwargs)
-        leaves = pytree.tree_leaves(args)
-        parameters = tuple(p.requires_grad for p in self.model.parameters())
-        key = (self.model.training, parameters, *(trained_kind(leaf) for leaf in leaves))
+        leaves, signature = signature_of(args, kwargs)
+        if signature is None or signature.shared:
+            return self._by_torch()(*args)
+        wanted = [t.requires_grad for t in (*self.model.parameters(), *leaves) if isinstance(t, torch.Tensor)]
+        key = (self.model.training, signature, tuple(wanted))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
             with COMPILING, _uncollected():
@@ -239,6 +253,7 @@ class _Entry:
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        signature: Signature,
         options: Mapping[str, Any],
         dims: dict[int, set[int]] | None = None,
         *,
@@ -251,7 +266,7 @@ class _Entry:
         self.native: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
-        self._kinds = [kind_of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]
+        self._signature = signature
         self._run: Callable[..., Any] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
@@ -272,12 +287,16 @@ class _Entry:
             return
         if found.report is None:
             return
+        changed = changed_inputs(found.original)
+        if changed and signature.shared:
+            log.info("the model runs as it is: it changes inputs, and some share memory")
+            return
         self.report = found.report
         gm = self._run = found.kept
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if dynamic is not None:
             self.open = found.ranges
-        timed = not changed_inputs(gm) and not effects_of(gm)
+        timed = not changed and not effects_of(gm)
         if found.graph is not None:
             self._plan(found, found.graph, model, args, timed=timed)
         elif timed:
@@ -326,33 +345,36 @@ class _Entry:
         """Whether a part of the model is another one now, or has another dtype."""
         return not self._parts.hold()
 
-    def differing(self, leaves: list[Any]) -> dict[int, set[int]]:
+    def differing(self, signature: Signature) -> dict[int, set[int]]:
         """Dimensions in which tensors differ from those of this entry, if they differ in nothing else."""
-        if self.open or not self.positional or len(leaves) != len(self._kinds):
+        if self.open or not self.positional or not self._is_alike(signature):
             return {}
         found: dict[int, set[int]] = {}
-        for i, (leaf, kind) in enumerate(zip(leaves, self._kinds, strict=True)):
-            if not isinstance(leaf, torch.Tensor) or not isinstance(kind, tuple):
+        for i, (new, known) in enumerate(zip(signature.kinds, self._signature.kinds, strict=True)):
+            if min(new.shape, default=2) < 2:
                 return {}
-            shape, dtype, device, _ = kind
-            if (len(shape), dtype, device) != (leaf.dim(), leaf.dtype, leaf.device) or min(leaf.shape) < 2:
-                return {}
-            dims = {d for d in range(leaf.dim()) if shape[d] != leaf.shape[d]}
+            dims = {d for d, size in enumerate(new.shape) if size != known.shape[d]}
             if dims:
                 found[i] = dims
         return found
 
-    def accepts(self, leaves: list[Any]) -> bool:
+    def _is_alike(self, signature: Signature) -> bool:
+        """Whether another call has the same structure and tensors that differ in sizes and strides alone."""
+        known = self._signature
+        return (signature.spec, signature.shared) == (known.spec, known.shared) and all(
+            isinstance(a, TensorKind)
+            and isinstance(b, TensorKind)
+            and (a.type, len(a.shape), a.dtype, a.device) == (b.type, len(b.shape), b.dtype, b.device)
+            for a, b in zip(signature.kinds, known.kinds, strict=True)
+        )
+
+    def accepts(self, signature: Signature, leaves: list[Any]) -> bool:
         """Whether these inputs are those of this entry but for sizes that are left open."""
-        if len(leaves) != len(self._kinds):
+        if not self._is_alike(signature) or not all(t.is_contiguous() for t in leaves):
             return False
-        for i, (leaf, kind) in enumerate(zip(leaves, self._kinds, strict=True)):
-            if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(kind[0]) or not leaf.is_contiguous():
-                return False
-            if (leaf.dtype, leaf.device) != kind[1:3]:
-                return False
-            for d, size in enumerate(leaf.shape):
-                least, greatest = self.open.get((i, d), (kind[0][d], kind[0][d]))
+        for i, known in enumerate(self._signature.kinds):
+            for d, size in enumerate(leaves[i].shape):
+                least, greatest = self.open.get((i, d), (known.shape[d], known.shape[d]))
                 if not least <= size <= greatest:
                     return False
         return True

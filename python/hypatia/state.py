@@ -195,15 +195,3 @@ def _is_same(a: Any, b: Any) -> bool:
     if type(a) is dict:
         return a.keys() == b.keys() and all(_is_same(value, b[key]) for key, value in a.items())
     return isinstance(a, _PLAIN) and a == b
-
-
-def trained_kind(leaf: Any) -> Any:
-    """What the compilation of a training step depends on."""
-    return (*kind_of(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
-
-
-def kind_of(leaf: Any) -> Any:
-    """What a compilation depends on."""
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.dtype, leaf.device, leaf.stride())
-    return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf)

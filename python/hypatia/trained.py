@@ -18,7 +18,8 @@ from .backend import Pass
 from .backend import hypatia as backend
 from .options import Options
 from .report import GraphReport
-from .state import Parts, trained_kind
+from .signature import trained_kind
+from .state import Parts
 from .tracing import distinct, exported
 from .training import Step, step_of
 
@@ -151,7 +152,12 @@ class Trained:
         return (
             self._positional
             and len(args) == len(self._kinds)
-            and all(trained_kind(a) == kind for a, kind in zip(args, self._kinds, strict=True))
+            # Passes without a step may change inputs, of which two could be one.
+            and (self.step is not None or len(args) < 2)
+            and all(
+                isinstance(a, torch.Tensor) and trained_kind(a) == kind
+                for a, kind in zip(args, self._kinds, strict=True)
+            )
             and (self.eager or self._holds())
         )
 
