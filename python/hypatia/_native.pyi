@@ -71,6 +71,9 @@ class BoundCudaPlan:
     def kinds(self) -> list[str]: ...
     def is_native(self) -> bool: ...
 
+def weight_state(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The state of a weight: its version counter, where it lies, and a sum over some of its elements."""
+
 class Watch:
     """Parts of a model that are to stay what they are."""
 

@@ -10,7 +10,9 @@ import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensor
 
+from . import _native
 from .layout import storage_of
+from .steady import are_steady
 
 _KEPT = 2
 """Sets of weights remembered: two models that share a compiled graph do not evict each other."""
@@ -45,9 +47,9 @@ def watch(holder: _Forgetful, weights: Iterable[torch.Tensor]) -> list[weakref.r
 class FoldedWeights(nn.Module):
     """Computes ``body(*sources)`` once for each state of the sources.
 
-    A state is the identity, the storage and the version counter of every source, so a weight
-    that an optimizer, ``load_state_dict`` or a user changed is folded again. Changes through
-    ``.data`` do not move the version counter and are not seen.
+    A state is the identity, the memory and the version counter of every source, so a weight
+    that an optimizer, ``load_state_dict`` or a user changed is folded again. Changes of few elements
+    through ``.data`` do not move the version counter and are not seen.
     """
 
     def __init__(self, body: fx.GraphModule) -> None:
@@ -59,17 +61,19 @@ class FoldedWeights(nn.Module):
         """The folded weights."""
         for state, folded in self._states:
             pairs = zip(sources, state, strict=True)
-            if all(ref() is t and t._version == v and t.data_ptr() == p for t, (ref, v, p) in pairs):
+            if all(ref() is t and _native.weight_state(t) == known for t, (ref, known, _) in pairs):
                 return folded
         return self._fold(sources)
 
     def _fold(self, sources: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if any(isinstance(t, FakeTensor) or t.is_inference() or t.is_meta for t in sources):
+        if any(isinstance(t, FakeTensor) or t.is_meta for t in sources) or not are_steady(sources):
             return self.body(*sources)
         with torch.inference_mode(False), torch.no_grad():
             folded = self.body(*sources)
+            # As long as its memory is kept, no other memory can lie at the same address.
+            memory = [t.detach() for t in sources]
         refs = watch(self, sources)
-        state = [(ref, t._version, t.data_ptr()) for ref, t in zip(refs, sources, strict=True)]
+        state = list(zip(refs, map(_native.weight_state, sources), memory, strict=True))
         self.forget()
         self._states = [(state, folded), *self._states][:_KEPT]
         return folded

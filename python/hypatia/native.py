@@ -27,6 +27,7 @@ from .finish import Finish
 from .folding import folded_bytes, watch
 from .planner import CLOSE, PLAN, VALUES, Planner
 from .recording import Recorded
+from .steady import are_steady
 from .timing import in_turns
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class NativeGraph:
         """Kinds of linear layers that are not used."""
         self._weights: list[int] = []
         self._alive: list[Any] = []
+        self._memory: list[torch.Tensor] = []
         self._bound: dict[tuple[int, ...], Any] = {}
         self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
         """The least and greatest value of sizes, where the graph holds for some only."""
@@ -224,9 +226,12 @@ class NativeGraph:
         """The plan bound to the weights as they are now; none if changes could go unnoticed."""
         weights = [args[i] for i in self.weights]
         attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
-        if any(w.is_inference() for w in (*weights, *attributes)):
-            # They have no version counter.
+        if not are_steady((*weights, *attributes)):
             return None
+        ids = [id(w) for w in weights]
+        if ids != self._weights or not all(b.current() for b in self._bound.values()):
+            # Nothing of other weights is shared, even if these lie where those lay.
+            self._bound.clear()
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
         described = self._describe(plan)
@@ -248,16 +253,15 @@ class NativeGraph:
                 log.info("the native plan is not used: %s", e)
                 self.native = False
                 return None
-        ids = [id(w) for w in weights]
-        if ids != self._weights:
-            self._bound.clear()
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
         if self._finish is not None:
             self._only = bound if self.device.type == "cuda" else self._finish.arranged(bound)
-        # The plan knows whether the objects with these numbers are still the same; it keeps none alive.
+        # The plan knows whether the objects with these numbers are still the same. Their memory is kept until they
+        # are gone or another is in its place: so long no other memory can lie at the same address.
         self._weights = ids
+        self._memory = [w.detach() for w in (*weights, *attributes)]
         self._alive = watch(self, (*weights, *attributes))
         return bound
 
@@ -315,6 +319,7 @@ class NativeGraph:
         """Drops the plans: a weight is gone."""
         self._only = None
         self._bound.clear()
+        self._memory.clear()
 
     @property
     def bytes(self) -> tuple[int, int]:

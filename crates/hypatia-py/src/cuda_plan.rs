@@ -14,9 +14,10 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::plan::{Expected, NativePlan, Watched, call, dispatched, given};
+use crate::plan::{Expected, NativePlan, call, dispatched, given};
 use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
+use crate::weights::Watched;
 use crate::{failed, tuning};
 
 /// Streams for which memory is kept.

@@ -9,6 +9,7 @@ mod split_weights;
 mod tensor;
 mod tuning;
 mod watch;
+mod weights;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -268,6 +269,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
+    m.add_function(wrap_pyfunction!(weights::weight_state, m)?)?;
     m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;
     m.add_function(wrap_pyfunction!(tuning::tuning_folder, m)?)?;
     m.add_function(wrap_pyfunction!(tuning::tuning_entries, m)?)?;

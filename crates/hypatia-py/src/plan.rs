@@ -11,12 +11,13 @@ use hypatia::ty::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyList, PyTuple};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
 use crate::results::Spares;
 use crate::tensor::Exchange;
+use crate::weights::Watched;
 use crate::{failed, json};
 
 /// Time for measuring the kernels of one plan.
@@ -223,37 +224,6 @@ pub fn dispatched(text: &str, libtorch: &Path) -> PyResult<Box<dyn Call>> {
     let shim = Shim::get(libtorch).map_err(failed)?;
     let call = DispatcherCall::new(shim, &d.op, &d.overload, d.arguments, d.returns).map_err(failed)?;
     Ok(Box::new(call))
-}
-
-/// A tensor whose state is remembered. It is not kept alive.
-pub struct Watched {
-    tensor: Py<PyWeakrefReference>,
-    version: i64,
-    data: usize,
-}
-
-impl Watched {
-    pub fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
-        let (version, data) = Watched::state(tensor)?;
-        Ok(Watched {
-            tensor: PyWeakrefReference::new(tensor)?.unbind(),
-            version,
-            data,
-        })
-    }
-
-    fn state(tensor: &Bound<'_, PyAny>) -> PyResult<(i64, usize)> {
-        let py = tensor.py();
-        let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
-        Ok((version, Exchange::get(py)?.borrow(tensor)?.data() as usize))
-    }
-
-    pub fn holds(&self, py: Python<'_>) -> PyResult<bool> {
-        match self.tensor.bind(py).upgrade() {
-            Some(tensor) => Ok(Watched::state(&tensor)? == (self.version, self.data)),
-            None => Ok(false),
-        }
-    }
 }
 
 /// Where inputs are, if all are dense tensors of these dtypes and shapes; what has no plain memory is no error here:
