@@ -258,8 +258,8 @@ class NativeGraph:
         self._bound[sizes] = bound
         if self._finish is not None:
             self._only = bound if self.device.type == "cuda" else self._finish.arranged(bound)
-        # The plan knows whether the objects with these numbers are still the same. Their memory is kept until they
-        # are gone or another is in its place: so long no other memory can lie at the same address.
+        # The plan knows whether the objects with these numbers are still the same. Their memory is kept until
+        # they are gone or others are in their place: so long no other memory can lie at the same address.
         self._weights = ids
         self._memory = [w.detach() for w in (*weights, *attributes)]
         self._alive = watch(self, (*weights, *attributes))

@@ -11,7 +11,8 @@ import torch
 def are_steady(weights: Iterable[torch.Tensor]) -> bool:
     """Whether changes of these tensors are noticed by their version counters and addresses.
 
-    Inference tensors have no version counter. Sharded models free and fill memory under a counter that they keep.
+    Inference tensors have no version counter. Sharded models free and fill memory under a counter that
+    they keep.
     """
     sharded = _sharded()
     return not any(
