@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import hypatia
 from hypatia import backend
@@ -98,6 +98,20 @@ def test_bad_options_are_errors(options: dict, message: str) -> None:
     compiled = torch.compile(nn.Linear(2, 2), backend="hypatia", options=options)
     with pytest.raises(Exception, match=message):
         compiled(torch.randn(1, 2))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_of_torch_are_served(mode: str) -> None:
+    model = nn.Linear(2, 2)
+    x = torch.randn(3, 2)
+    assert torch.equal(torch.compile(model, backend="hypatia", mode=mode)(x), model(x))
+
+
+def test_a_name_given_to_torch_compile_is_taken() -> None:
+    gm = fx.symbolic_trace(nn.ReLU())
+    compiled = hypatia.backend.hypatia(gm, [torch.randn(3)], name="my model", mode="reduce-overhead")
+    x = torch.randn(3)
+    assert torch.equal(compiled(x)[0] if isinstance(compiled(x), (list, tuple)) else compiled(x), x.relu())
 
 
 def test_bad_mode_is_an_error() -> None:

@@ -182,3 +182,51 @@ def test_inputs_of_no_dimensions_at_a_second_size() -> None:
         for rows in (2, 3, 5, 2):
             args = (torch.randn(rows, 4), torch.tensor(2.0))
             torch.testing.assert_close(compiled(*args), model(*args))
+
+
+def test_inputs_of_other_kinds_after_sizes_were_left_open() -> None:
+    """The plan that ran last is not for them, and does not stumble over them."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> torch.Tensor:
+            return self.layer(x["x"] if isinstance(x, dict) else x).relu()
+
+    model = Model()
+    compiled = hypatia.compile(model)
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            compiled(torch.randn(rows, 4))
+        for value in (torch.randn(4), torch.randn(2, 3, 4), {"x": torch.randn(6, 4)}, torch.randn(9, 4)):
+            torch.testing.assert_close(compiled(value), model(value))
+
+
+def test_a_plan_that_cannot_be_made_at_other_sizes_leaves_the_call_to_its_own_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled = hypatia.compile(model)
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            compiled(torch.randn(rows, 4))
+
+        def refused(*_: Any) -> Any:
+            raise hypatia.HypatiaError("no native plan: sizes that are not known")
+
+        monkeypatch.setattr("hypatia.planner.Planner.at", refused)
+        for shape in ((11, 4), (2, 4), (1, 4), (2, 3, 4), (3, 4), (7, 4)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("verify", ["strict", "off"])
+def test_results_at_a_second_size_have_their_own_shape(verify: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0))
+    compiled = hypatia.compile(model, verify=verify)
+    with torch.no_grad():
+        for rows in (3, 4, 5, 6, 3):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), model(x))

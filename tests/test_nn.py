@@ -8,8 +8,10 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hypatia
+import hypatia_core.fused_modules
 from hypatia.nn import (
     FusedLinearGELU,
     FusedLinearReLU,
@@ -125,3 +127,19 @@ def test_first_names_work() -> None:
 def test_errors_name_what_does_not_fit(call: object, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         call()
+
+
+def test_an_mlp_of_tensors_given_as_lists_or_in_turn() -> None:
+    w1, b1, w2, b2 = torch.randn(8, 4), torch.randn(8), torch.randn(3, 8), torch.randn(3)
+    x = torch.randn(2, 4)
+    expected = F.linear(F.linear(x, w1, b1).relu(), w2, b2)
+    for mlp in (
+        hypatia_core.fused_modules.create_fused_mlp_from_tensors(w1, b1, w2, b2),
+        hypatia_core.fused_modules.create_fused_mlp_from_tensors([w1, w2], [b1, b2]),
+        hypatia_core.fused_modules.create_fused_mlp_from_tensors([w1, w2], [b1, b2], "relu"),
+    ):
+        torch.testing.assert_close(mlp(x), expected)
+    without = hypatia_core.fused_modules.create_fused_mlp_from_tensors(w1, None, w2)
+    torch.testing.assert_close(without(x), F.linear(F.linear(x, w1).relu(), w2))
+    with pytest.raises(TypeError, match="in turn"):
+        hypatia_core.fused_modules.create_fused_mlp_from_tensors(w1, b1, None, b2)

@@ -220,7 +220,7 @@ def test_passes_in_16_bits_are_kept() -> None:
 
 def test_what_depends_on_16_bits_is_coarse() -> None:
     gm = torch.export.export(Halves(), (torch.randn(4, 4),)).module()
-    found = {n.name for n in checking.coarse(gm.graph)}
+    found = {n.name for n in checking.narrower(gm.graph, torch.float32)}
     (output,) = gm.graph.find_nodes(op="output")
     first, second = output.args[0]
     assert (first.name in found, second.name in found) == (True, False)

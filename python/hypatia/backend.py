@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from .yardstick import changed_inputs
 
 __all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
 
+log = logging.getLogger(__name__)
+
 _REMEMBERED = 64
 _reports: list[GraphReport] = []
 _collectors: list[list[GraphReport]] = []
@@ -40,15 +43,19 @@ def hypatia(
     example_inputs: Sequence[Any],
     *,
     mode: str | None = None,
+    name: str | None = None,
     options: Mapping[str, Any] | None = None,
     reports: list[GraphReport] | None = None,
     passes: list[Pass] | None = None,
 ) -> Callable[..., Any]:
     """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later.
 
+    ``mode`` and ``name`` are those of ``torch.compile``; modes are all served alike, the name is for logs.
     ``passes`` gets the graphs themselves, for a caller who runs them without AOTAutograd.
     """
     parsed = Options.parse(options, mode)
+    if name:
+        log.info("compiling %s", name)
     _compile = functools.partial(_compile_part, collected=reports, passes=passes)
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),

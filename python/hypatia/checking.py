@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from typing import Any
 
@@ -130,7 +131,9 @@ class Comparer:
         self.random = random
         self._memory = memory
         self.whole = Script(gm)
-        self.coarse = coarse(gm.graph)
+        self.coarse = narrower(gm.graph, torch.float32)
+        """Results that depend on values of 16 bits: eager's digits beyond those are chance."""
+        self.narrow = narrower(gm.graph, torch.float64)
 
     @functools.cached_property
     def memory(self) -> float:
@@ -192,7 +195,14 @@ class Comparer:
         wide = self.references.stream(script, self.inputs, self.random, wide=True)
         doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
-            result = judge(node.name, values[node], theirs, exact, coarse=node in self.coarse)
+            result = judge(
+                node.name,
+                values[node],
+                theirs,
+                exact,
+                coarse=node in self.coarse,
+                narrow=node in self.narrow,
+            )
             comparison.results.append(result)
             if not result.ok:
                 doubtful[node] = (result, theirs, exact)
@@ -223,6 +233,10 @@ class Comparer:
             result, exact = wrong[node]
             if not isinstance(moved, torch.Tensor):
                 continue
+            if not _is_float(moved):
+                result.allowed += float((moved != exact).sum())
+                result.ok = result.error <= result.allowed
+                continue
             shift = max((d[0] for d in _distances(moved, exact, exact)), default=0.0)
             result.allowed += ULPS * shift
             result.ok = result.error <= result.allowed and result.to_eager <= _limit(
@@ -240,9 +254,7 @@ class Comparer:
         leaves = self.leaves
         with torch.enable_grad():
             theirs, exact = (
-                gradients(
-                    dict(Stream(self.whole, self.inputs, self.random, wide=wide)).values(), leaves.values()
-                )
+                gradients(dict(Stream(self.whole, self.inputs, self.random, wide=wide)), leaves.values())
                 for wide in (False, True)
             )
         for node, ours, eager, truth in zip(leaves, mine, theirs, exact, strict=True):
@@ -252,14 +264,14 @@ class Comparer:
             elif ours is None or same(eager, ours):
                 comparison.equal += 1
             else:
-                comparison.results.append(judge(name, ours, eager, truth))
+                comparison.results.append(judge(name, ours, eager, truth, narrow=bool(self.narrow)))
 
 
-def gradients(results: Iterable[Any], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of a weighted sum of results; the weights are the same in every precision."""
-    dice = torch.Generator().manual_seed(0)
+def gradients(results: Mapping[fx.Node, Any], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
     total: Any = 0.0
-    for result in results:
+    for node, result in sorted(results.items(), key=lambda item: item[0].name):
+        dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
         if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
             weights = torch.randint(1, 17, result.shape, generator=dice).to(result) / 16
             total = total + (result * weights).sum().double()
@@ -343,25 +355,36 @@ def _wrong_kind(name: str, eager: Any, mine: Any) -> Result:
     return Result(name, kind, inf, 0.0, inf, 0.0, 0.0, False)
 
 
-def coarse(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that have 16 bits, or depend on one that has: eager's digits beyond those are chance."""
+def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:
+    """Nodes that have fewer digits than a dtype, or depend on one that has."""
+    limit = torch.finfo(than).eps
     found: set[fx.Node] = set()
     for node in graph.nodes:
         value = value_of(node)
-        short = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-        if short or not found.isdisjoint(node.all_input_nodes):
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(_is_float(v) and _eps(v) > limit for v in values) or not found.isdisjoint(
+            node.all_input_nodes
+        ):
             found.add(node)
     return found
 
 
-def judge(name: str, mine: Any, eager: Any, exact: Any, *, coarse: bool = False) -> Result:
-    """How good a result is beside eager's; without a float64 value, eager's is the reference."""
+def judge(
+    name: str, mine: Any, eager: Any, exact: Any, *, coarse: bool = False, narrow: bool = False
+) -> Result:
+    """How good a result is beside eager's; without a float64 value, eager's is the reference.
+
+    It may be ``narrow``, with values of fewer digits than float64 on its way, or ``coarse``, with some of
+    16 bits.
+    """
     if not isinstance(mine, torch.Tensor):
         return _wrong_kind(name, eager, mine)
     kind = type_text(eager)
     if not _is_float(mine):
         return _judge_whole(name, kind, mine, eager, exact)
-    if exact is None or eager.dtype in (torch.float64, torch.complex128):
+    wide = eager.dtype in (torch.float64, torch.complex128)
+    eps = torch.finfo(torch.float32).eps if wide and narrow else _eps(mine)
+    if exact is None or (wide and not narrow):
         exact, ulps = eager, UNREFERENCED_ULPS
     else:
         ulps = ULPS
@@ -369,7 +392,7 @@ def judge(name: str, mine: Any, eager: Any, exact: Any, *, coarse: bool = False)
     for e, o, d, m in _distances(mine, eager, exact):
         error, own, direct, scale = max(error, e), max(own, o), max(direct, d), max(scale, m)
     own_finite = own if own < float("inf") else 0.0
-    allowed = FACTOR * own_finite + ulps * _eps(mine) * scale
+    allowed = FACTOR * own_finite + ulps * eps * scale
     ok = error <= allowed and (coarse or direct <= _limit(mine, scale))
     if not ok and own == float("inf"):
         # Eager overflowed where float64 does not; its infinities are no measure, but its finite values are.

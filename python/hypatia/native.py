@@ -133,16 +133,19 @@ class NativeGraph:
         """The results of the plan; none if it is not for these arguments."""
         if len(args) != self.arity:
             return None
-        if self._only is not None and self._tf32 in (None, torch._C._get_cublas_allow_tf32()):
-            results = self._only(self.lead(), *(args if self.takes_all else [args[i] for i in self.inputs]))
-            return None if results is None else self._finish(results)
-        sizes = ()
-        if self.planner.symbols:
-            sizes = tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
-        if self._tf32 is not None and self._tf32 != torch._C._get_cublas_allow_tf32():
-            self.forget()
-        bound = self._bound.get(sizes)
         try:
+            if self._only is not None and self._tf32 in (None, torch._C._get_cublas_allow_tf32()):
+                inputs = args if self.takes_all else [args[i] for i in self.inputs]
+                results = self._only(self.lead(), *inputs)
+                return None if results is None else self._finish(results)
+            sizes = ()
+            if self.planner.symbols:
+                sizes = self._sizes(args)
+                if sizes is None:
+                    return None
+            if self._tf32 is not None and self._tf32 != torch._C._get_cublas_allow_tf32():
+                self.forget()
+            bound = self._bound.get(sizes)
             known = not self.weights or [id(args[i]) for i in self.weights] == self._weights
             if bound is not None and known and not self._finish:
                 inputs = args if self.takes_all else [args[i] for i in self.inputs]
@@ -174,6 +177,13 @@ class NativeGraph:
             for i, leaf in self._besides:
                 returned.insert(i, leaf)
         return returned
+
+    def _sizes(self, args: Sequence[Any]) -> tuple[int, ...] | None:
+        """The values of the symbols; none if the arguments are of another form."""
+        try:
+            return tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])
+        except (AttributeError, IndexError):
+            return None
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
@@ -209,7 +219,8 @@ class NativeGraph:
         return results
 
     def _failed(self, error: Exception, args: Sequence[Any]) -> Any:
-        """A step failed: torch's ops do the same and say why, or do better."""
+        """A step failed: torch's ops do the same and say why, or do better. The plan is for these arguments,
+        or no step would have run, and so is the fallback."""
         try:
             results = pytree.tree_leaves(self.fallback(list(args)))
         except Exception as reason:
@@ -232,27 +243,14 @@ class NativeGraph:
         if ids != self._weights or not all(b.current() for b in self._bound.values()):
             # Nothing of other weights is shared, even if these lie where those lay.
             self._bound.clear()
-        values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
-        plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
-        described = self._describe(plan)
-        nodes = [self._node[i] for i in described["constants"]]
-        with torch.inference_mode(False), torch.no_grad():
-            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
-            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
-                # The model was converted since it was compiled.
-                return None
-            _open_tuning(str(cache.tuning_folder()) if cache.enabled() else None)
-            most = self.planner.most
-            try:
-                bound = self._bound_plan(
-                    plan, constants, [*weights, *attributes], self.planner.calls(described["calls"]), most
-                )
-                if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
-                    bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
-            except _native.HypatiaError as e:
-                log.info("the native plan is not used: %s", e)
-                self.native = False
-                return None
+        try:
+            bound = self._newly_bound(args, sizes, weights, attributes)
+        except _native.HypatiaError as e:
+            log.info("the native plan is not used: %s", e)
+            self.native = False
+            return None
+        if bound is None:
+            return None
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
         self._bound[sizes] = bound
@@ -263,6 +261,29 @@ class NativeGraph:
         self._weights = ids
         self._memory = [w.detach() for w in (*weights, *attributes)]
         self._alive = watch(self, (*weights, *attributes))
+        return bound
+
+    def _newly_bound(
+        self,
+        args: Sequence[Any],
+        sizes: tuple[int, ...],
+        weights: list[torch.Tensor],
+        attributes: list[torch.Tensor],
+    ) -> Any:
+        values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
+        plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
+        described = self._describe(plan)
+        nodes = [self._node[i] for i in described["constants"]]
+        with torch.inference_mode(False), torch.no_grad():
+            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
+            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
+                # The model was converted since it was compiled.
+                return None
+            _open_tuning(str(cache.tuning_folder()) if cache.enabled() else None)
+            made = self.planner.calls(described["calls"])
+            bound = self._bound_plan(plan, constants, [*weights, *attributes], made, self.planner.most)
+            if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
+                bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
         return bound
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Any:
@@ -391,6 +412,8 @@ def _open_tuning(folder: str | None) -> None:
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """How far results are apart, in units of what roundings in another order explain."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
     if not ours.is_floating_point():
         return 0.0 if torch.equal(ours, theirs) else math.inf
     if not ours.numel():

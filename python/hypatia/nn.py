@@ -189,11 +189,22 @@ def create_fused_linear_relu_from_tensors(
 
 
 def create_fused_mlp_from_tensors(
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None] | None = None,
+    weights: Sequence[torch.Tensor] | torch.Tensor,
+    biases: Sequence[torch.Tensor | None] | torch.Tensor | None = None,
+    *more: torch.Tensor | str | None,
     activation: str = "relu",
 ) -> FusedMLP:
-    """An MLP of any number of layers on these tensors, which it shares."""
+    """An MLP of any number of layers on these tensors, which it shares.
+
+    Takes a list of weights and one of biases, or weights and biases in turn: ``(w1, b1, w2, b2)``.
+    """
+    if isinstance(weights, torch.Tensor):
+        given = (weights, biases, *more)
+        weights, biases = list(given[::2]), list(given[1::2])
+        if not all(isinstance(w, torch.Tensor) for w in weights):
+            raise TypeError("weights and biases in turn: a weight is a tensor, a bias a tensor or None")
+    elif more:
+        (activation,) = more
     biases = [None] * len(weights) if biases is None else list(biases)
     if len(biases) != len(weights):
         raise ValueError(f"{len(weights)} weights and {len(biases)} biases: give one bias, or None, for each")

@@ -15,6 +15,9 @@ from . import _native, faults
 MODES = ("strict", "soft", "off")
 MODE_VARIABLE = "HYPATIA_CHECKSUM_MODE"
 
+TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of ``torch.compile``. All are one here: kernels are measured and calls recorded where that pays."""
+
 
 class OptionError(ValueError):
     """An option that does not exist or has a value that it cannot have."""
@@ -76,8 +79,10 @@ class Options:
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Options from ``torch.compile``'s arguments; unknown keys and wrong types are errors."""
-        if mode not in (None, "default"):
-            raise OptionError(f"backend 'hypatia' has no mode {mode!r}; it knows 'default'")
+        if mode not in (None, *TORCH_MODES):
+            raise OptionError(
+                f"backend 'hypatia' has no mode {mode!r}; it knows {', '.join(map(repr, TORCH_MODES))}"
+            )
         fields = {f.name: f for f in dataclasses.fields(cls)}
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
+from .layout import layout_of
 from .state import Reads, unchanged
 
 log = logging.getLogger(__name__)
@@ -61,20 +62,32 @@ def captured(
             log.debug("torch.export is asked for the graph: %s", reason)
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
-        program = program.run_decompositions({})
+        program = program.run_decompositions({torch.ops.aten.copy.default: _copied})
     gm = program.module(check_guards=False)
     _values_of_attributes(gm)
     return gm, _ranges(program, gm), reads
 
 
-def exported(model: nn.Module, args: tuple[Any, ...]) -> tuple[fx.GraphModule, pytree.TreeSpec, Reads]:
-    """A differentiable model as a graph of flat inputs and results, their form, and what was read."""
-    program, reads = _exported(model, args)
+class Exported(NamedTuple):
+    """A differentiable model as a graph of flat inputs and results."""
+
+    gm: fx.GraphModule
+    spec: pytree.TreeSpec
+    """The form of the results."""
+    wanted: list[bool]
+    """Which of the results that are tensors have gradients in eager."""
+    reads: Reads
+
+
+def exported(model: nn.Module, args: tuple[Any, ...]) -> Exported:
+    """A differentiable model as a graph."""
+    wanted: list[bool] = []
+    program, reads = _exported(model, args, wanted=wanted)
     gm = program.module(check_guards=False)
     spec = gm.graph._codegen.pytree_info.out_spec
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
-    return gm, spec, reads
+    return Exported(gm, spec, wanted, reads)
 
 
 def _exported(
@@ -82,14 +95,52 @@ def _exported(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    wanted: list[bool] | None = None,
 ) -> tuple[torch.export.ExportedProgram, Reads]:
-    with unchanged(model) as reads, warnings.catch_warnings():
+    with unchanged(model) as reads, _without_own_gradients(model, wanted), warnings.catch_warnings():
         # It puts tensors that are attributes back, and goes on without them.
         warnings.filterwarnings("error", message="The tensor attributes? ")
         program = torch.export.export(
             model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
         )
     return program, reads
+
+
+@contextlib.contextmanager
+def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -> Iterator[None]:
+    """Refuses a model whose results have gradients that are written by hand: a graph of torch's ops has
+    others. ``wanted`` gets whether the results that are tensors have gradients.
+
+    Raises:
+        UnsupportedError: there is such a gradient.
+    """
+    found: list[str] = []
+
+    def look(_module: nn.Module, _args: Any, results: Any) -> None:
+        tensors = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+        if wanted is not None:
+            wanted[:] = [t.requires_grad for t in tensors]
+        stack = [t.grad_fn for t in tensors]
+        seen = set()
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            stack.extend(following for following, _ in node.next_functions)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                found.append(type(node).__name__.removesuffix("Backward"))
+
+    if not torch.is_grad_enabled():
+        yield
+        return
+    handle = model.register_forward_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if found:
+        raise UnsupportedError(f"{found[0]} has a backward of its own, which a captured graph would lose")
 
 
 def distinct(model: nn.Module, args: Any) -> Any:
@@ -301,6 +352,16 @@ def _stays_whole(op: torch._ops.OpOverload) -> bool:
     from torch._export.utils import _is_preservable_cia_op
 
     return _is_preservable_cia_op(op)
+
+
+def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What a tensor is after another was copied into it: autograd has no derivative of the op for that."""
+    source = source.to(into.device, into.dtype, non_blocking=non_blocking).expand(into.shape)
+    _, order = layout_of(into)
+    if order is None:
+        return source.clone(memory_format=torch.contiguous_format)
+    back = [order.index(d) for d in range(into.dim())]
+    return source.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def _is_functional(graph: fx.Graph) -> bool:

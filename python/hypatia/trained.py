@@ -16,12 +16,13 @@ from torch.utils import _pytree as pytree
 
 from .backend import Pass
 from .backend import hypatia as backend
+from .errors import UnsupportedError
 from .options import Options
 from .report import GraphReport
 from .signature import trained_kind
 from .state import Parts
 from .tracing import distinct, exported
-from .training import Step, step_of
+from .training import Step, laid_out, step_of
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,13 @@ class Trained:
             return
         passes: list[Pass] = []
         try:
-            gm, self._spec, reads = exported(model, args)
+            gm, self._spec, wanted, reads = exported(model, args)
             self.parts.count_on(reads)
             # There AOTAutograd tells what it knows of inputs and results.
             with tracing(TracingContext(FakeTensorMode())):
-                self._run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
+                run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
+            _check_gradients(passes, wanted)
+            self._run = run
             self._single = self._spec.is_leaf()
             self.step = step_of(gm, leaves, passes)
             if self.step is not None and self._positional and not self.step.random:
@@ -134,8 +137,7 @@ class Trained:
             returned = returned.detach()
         elif gradient.shape != result.shape:
             raise RuntimeError(f"the gradient of a result of {result.shape} has the shape {gradient.shape}")
-        if gradient.stride() != step.strides[0] or gradient.dtype != result.dtype:
-            gradient = gradient.to(result.dtype).contiguous()
+        gradient = laid_out(gradient.to(result.dtype), step.strides[0])
         with torch.no_grad():
             found = step.passes.backward(saved, besides, [gradient])
             for leaf, grad in zip(leaves, found, strict=True):
@@ -176,3 +178,13 @@ class Trained:
                 return self.model(*leaves)
             results = step(leaves)
         return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
+
+
+def _check_gradients(passes: Sequence[Pass], wanted: Sequence[bool]) -> None:
+    """Refuses passes whose results have gradients where eager's have none, or the other way round."""
+    known = next((p.metadata for p in passes if p.kind != "backward"), None)
+    if known is None:
+        return
+    found = [r.requires_grad for r in known.output_info if issubclass(r.raw_type, torch.Tensor)]
+    if found != list(wanted):
+        raise UnsupportedError("a captured graph would lose gradients that the model's results have")

@@ -65,11 +65,15 @@ class _Function(torch.autograd.Function):
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
     step = ctx.step
-    given = [
-        t if t.stride() == strides else t.contiguous()
-        for t, strides in zip([tangents[i] for i in step.wanted], step.strides, strict=True)
-    ]
+    given = [laid_out(tangents[i], strides) for i, strides in zip(step.wanted, step.strides, strict=True)]
     return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides: the graph that takes it was traced with them, and may view it."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _differentiable(

@@ -117,7 +117,7 @@ class Trial:
             results = forward(args)
             if self.training:
                 # Now, before buffers that autograd remembers are put back.
-                mine = gradients(self._by_node(results).values(), self.comparer.leaves.values())
+                mine = gradients(self._by_node(results), self.comparer.leaves.values())
         except Exception as error:
             return Attempt(None, None, f"{type(error).__name__}: {error}", error)
         finally:
@@ -236,7 +236,11 @@ def _sum_of_bits(value: torch.Tensor) -> torch.Tensor:
     if plain.nbytes % 8 == 0 and plain.is_contiguous() and plain.data_ptr() % 8 == 0 and not _lazy(plain):
         with contextlib.suppress(RuntimeError):
             return plain.view(-1).view(torch.int64).sum()
-    data = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+    data = plain.resolve_conj().resolve_neg().reshape(-1)
+    # One element counts as contiguous with any stride.
+    data = (data if data.stride(-1) == 1 else data.clone(memory_format=torch.contiguous_format)).view(
+        torch.uint8
+    )
     whole = data.numel() // 8 * 8
     rest = data[whole:].to(torch.int64).sum()
     return data[:whole].clone().view(torch.int64).sum() + rest if whole else rest

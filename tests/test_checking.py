@@ -1,0 +1,70 @@
+"""The check of a first call: right results pass, whatever their types and layouts are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import hypatia
+from hypatia import checking, trial
+from hypatia.yardstick import RandomState
+
+
+def _compared(function: Any, inputs: tuple[torch.Tensor, ...], change: Any) -> checking.Comparison:
+    gm = torch.export.export(_Wrapped(function), inputs).module()
+    (output,) = gm.graph.find_nodes(op="output")
+    nodes = list(output.args[0])
+    values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    comparer = checking.Comparer(gm, values, RandomState([]), lambda: 1e9)
+    results = [change(t) for t in function(*inputs)]
+    return comparer.compare(dict(zip(nodes, results, strict=True)))
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_booleans_that_rounding_decides(right: bool) -> None:
+    """Values that are one rounding away from what they are compared with may fall on either side."""
+    x = torch.full((64,), 0.1) if right else torch.linspace(-1, 1, 64)
+    found = _compared(lambda x: ((x * 3) > 0.3,), (x,), torch.logical_not)
+    assert found.ok is right
+
+
+def test_fp32_that_is_returned_as_fp64_is_judged_as_fp32() -> None:
+    x = torch.randn(64, 64)
+    eps = torch.finfo(torch.float32).eps
+    close = _compared(lambda x: ((x @ x).double(),), (x,), lambda t: t * (1 + eps))
+    assert close.ok
+    far = _compared(lambda x: ((x @ x).double(),), (x,), lambda t: t * (1 + 100 * eps))
+    assert not far.ok
+
+
+def test_fp64_all_the_way_is_judged_as_fp64() -> None:
+    x = torch.randn(64, 64, dtype=torch.float64)
+    assert not _compared(lambda x: (x @ x,), (x,), lambda t: t * (1 + 1e-9)).ok
+
+
+def test_one_element_with_any_stride_has_a_checksum() -> None:
+    x = torch.randn(4)
+    for stride in (0, 1, 7):
+        assert trial.checksum(x.as_strided((1,), (stride,))) == trial.checksum(x[:1])
+
+
+def test_an_input_of_one_element_and_stride_zero_is_verified() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).relu() + 1
+
+    graph = hypatia.optimize(Model(), torch.randn(1).as_strided((1,), (0,)))
+    assert isinstance(graph, fx.GraphModule)
+    assert graph.meta["hypatia"].check.status == "passed"

@@ -1,0 +1,178 @@
+"""Gradients: layouts of tangents, backward passes written by hand, copies in place, orders of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hypatia
+from hypatia.errors import UnsupportedError
+
+
+class Transposed(nn.Module):
+    """Its result does not lie one element after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).transpose(-1, -2).relu()
+
+
+class View(Transposed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).transpose(-1, -2)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).transpose(-1, -2).square().unsqueeze(-1)
+
+
+TANGENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one number": lambda r: r.sum(),
+    "dense": lambda r: (r * torch.linspace(-1, 1, r.numel()).view(r.shape)).sum(),
+    "transposed": lambda r: r.transpose(1, 2).contiguous().square().sum(),
+    "made dense": lambda r: r.contiguous().square().sum(),
+    "a part": lambda r: r[:, 1:3].square().sum(),
+    "flat": lambda r: (r.reshape(-1).cumsum(0) ** 2).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", TANGENTS)
+@pytest.mark.parametrize("kind", [Transposed, View, ChannelsLast])
+def test_tangents_of_any_layout(kind: type[nn.Module], loss: str) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    compiled = hypatia.compile(model)
+    x = torch.randn(2, 5, 4)
+    TANGENTS[loss](model(x)).backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    given = torch.autograd.grad(TANGENTS[loss](r := model(x)), r)[0]
+    for run in (
+        lambda: TANGENTS[loss](compiled(x)).backward(),
+        lambda: compiled.step(x, loss=TANGENTS[loss]),
+        lambda: compiled.step(x, gradient=given),
+    ):
+        for _ in range(3):
+            model.zero_grad()
+            run()
+            torch.testing.assert_close([p.grad for p in model.parameters()], wanted)
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 3 * gradient
+
+
+class Model(nn.Module):
+    def __init__(self, inside: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.inside(self.first, x))
+
+
+def _silently(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = layer(x)
+    return y + layer(x).detach() * x
+
+
+INSIDE: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "a backward by hand": lambda layer, x: _Rounded.apply(layer(x)),
+    "a reentrant checkpoint": lambda layer, x: checkpoint(layer, x, use_reentrant=True),
+    "a checkpoint": lambda layer, x: checkpoint(layer, x, use_reentrant=False),
+    "a part without gradients": _silently,
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("wanted", [True, False], ids=["inputs too", "weights alone"])
+@pytest.mark.parametrize("inside", INSIDE)
+def test_gradients_that_a_graph_of_ops_would_lose(inside: str, wanted: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Model(INSIDE[inside])
+    x = torch.randn(3, 4, requires_grad=wanted)
+    leaves = [*model.second.parameters(), *([*model.first.parameters(), x] if wanted else [])]
+
+    # Where no input of a reentrant checkpoint has a gradient, eager gives its weights none, and Dynamo does.
+    def gradients(call: Callable[..., torch.Tensor]) -> list[torch.Tensor | None]:
+        for leaf in leaves:
+            leaf.grad = None
+        call(x).square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    expected = gradients(model)
+    compiled = hypatia.compile(model)
+    for _ in range(4):
+        torch.testing.assert_close(gradients(compiled), expected)
+
+
+def test_optimize_refuses_a_backward_by_hand() -> None:
+    with pytest.raises(UnsupportedError, match="backward of its own"):
+        hypatia.optimize(Model(INSIDE["a backward by hand"]), torch.randn(3, 4))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x).clone()
+        y[:, 1:3] = x[:, :2] * 2
+        z = torch.zeros_like(y.t())
+        z.copy_(y.t())
+        w = torch.zeros(3, 4, dtype=torch.float64)
+        w.copy_(y[0])
+        return z.relu() @ w.float()
+
+
+def test_optimize_differentiates_copies_in_place() -> None:
+    torch.manual_seed(0)
+    model = InPlace()
+    x = torch.randn(3, 4, requires_grad=True)
+    graph = hypatia.optimize(model, x)
+    assert graph.meta["hypatia"].check.status == "passed"
+    leaves = (x, *model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(graph(x).square().sum(), leaves), expected)
+
+
+class Backwards(nn.Module):
+    """Returns results in another order than they are computed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = self.layer(x)
+        b = a.relu() * 2
+        c = x.sum() + b.mean()
+        return c, b, a, b
+
+
+def test_optimize_accepts_results_in_another_order() -> None:
+    model = Backwards()
+    graph = hypatia.optimize(model, torch.randn(3, 4, requires_grad=True))
+    assert graph.meta["hypatia"].check.status == "passed"
