@@ -200,7 +200,7 @@ def create_fused_mlp_from_tensors(
     """
     if isinstance(weights, torch.Tensor):
         given = (weights, biases, *more)
-        weights, biases = list(given[::2]), list(given[1::2])
+        weights, biases = list(given[::2]), [*given[1::2], *[None] * (len(given) % 2)]
         if not all(isinstance(w, torch.Tensor) for w in weights):
             raise TypeError("weights and biases in turn: a weight is a tensor, a bias a tensor or None")
     elif more:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _make_graph_module
@@ -36,7 +37,22 @@ def rebuild(
     """The graph of an emission, with the parameters, names and metadata of the original."""
     # Runs on fake tensors are no work of the user's: a mode that counts or logs ops does not see them.
     with _disable_current_modes():
-        return _Rebuilder(gm, captured, disabled_kernels).build(emission)
+        rebuilt = _Rebuilder(gm, captured, disabled_kernels).build(emission)
+    known = set(captured.hints)
+    if known and not known <= _open_sizes(gm):
+        raise UnsupportedError("a size that is open was fixed when the graph was rebuilt")
+    return rebuilt
+
+
+def _open_sizes(gm: fx.GraphModule) -> set[str]:
+    """Names of the symbols in the sizes of a graph's inputs and values."""
+    found: set[str] = set()
+    for node in gm.graph.nodes:
+        value = value_of(node)
+        for v in value if isinstance(value, (list, tuple)) else [value]:
+            sizes = v.shape if isinstance(v, torch.Tensor) else [v]
+            found.update(str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols)
+    return found
 
 
 def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
@@ -62,6 +78,7 @@ class _Rebuilder:
         self.symbols: dict[str, fx.Node] = {}
         values = [value_of(n) for n in self.old]
         self.fake_mode = detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
+        self.dispatcher = enable_python_dispatcher if captured.hints else contextlib.nullcontext
 
     def build(self, emission: dict[str, Any]) -> fx.GraphModule:
         for node in self.old:
@@ -180,7 +197,8 @@ class _Rebuilder:
         function = self.modules[node.target] if node.op == "call_module" else node.target
         if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
-        with self.fake_mode or contextlib.nullcontext(), torch.no_grad():
+        # With open sizes torch must put some ops together in Python: in C++ it would fix the sizes.
+        with self.fake_mode or contextlib.nullcontext(), torch.no_grad(), self.dispatcher():
             if self.fake_mode is None:
                 return function(*args, **kwargs)
             return _faked(fakes_of(self.fake_mode), function, args, kwargs)
