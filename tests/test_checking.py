@@ -68,3 +68,15 @@ def test_an_input_of_one_element_and_stride_zero_is_verified() -> None:
     graph = hypatia.optimize(Model(), torch.randn(1).as_strided((1,), (0,)))
     assert isinstance(graph, fx.GraphModule)
     assert graph.meta["hypatia"].check.status == "passed"
+
+
+def test_eager_in_tf32_is_no_measure_of_closeness_to_eager() -> None:
+    """A result as close to float64 as eager's passes, where eager multiplied with eleven bits."""
+    exact = torch.randn(1000, dtype=torch.float64)
+    eager, mine = ((exact + 1e-3 * torch.randn(1000)).float() for _ in range(2))
+    assert not checking.judge("", mine, eager, exact).ok
+    assert checking.judge("", mine, eager, exact, tf32=True).ok
+    assert not checking.judge("", (exact + 1e-2 * torch.randn(1000)).float(), eager, exact, tf32=True).ok
+    # In true fp32 eager is close to float64, and a result has to be close to eager.
+    near = (exact + 3e-5 * torch.sign(exact)).float()
+    assert not checking.judge("", near, exact.float(), exact, tf32=True).ok

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .recording import side_stream
+from .recording import CudaGraph
 
 Tensors = Sequence[Any]
 
@@ -47,16 +47,13 @@ class RecordedStep:
         self._inputs = [t.clone() for t in primals[parameters:]]
         self._tangents = [t.clone() for t in tangents]
         given = [*primals[:parameters], *self._inputs]
-        side = side_stream(self._index)
-        side.wait_stream(torch.cuda.current_stream(self._index))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                _, saved, besides = forward(list(given))
-                backward(saved, besides, list(self._tangents))
-        torch.cuda.current_stream(self._index).wait_stream(side)
-        self._forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._forward):
-            self._results, self._saved, self._besides = forward(list(given))
+
+        def both() -> None:
+            _, saved, besides = forward(list(given))
+            backward(saved, besides, list(self._tangents))
+
+        self._forward = CudaGraph(self._index, lambda: forward(list(given)), warm=both)
+        self._results, self._saved, self._besides = self._forward.results
         self._record_backward()
         # What a forward pass writes cannot be lent.
         others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
@@ -67,9 +64,10 @@ class RecordedStep:
 
     def _record_backward(self) -> None:
         # Memory of its own: a forward pass must not write where gradients are that are still in use.
-        self._backward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._backward):
-            self._gradients = self._plain[1](self._saved, self._besides, list(self._tangents))
+        self._backward = CudaGraph(
+            self._index, lambda: self._plain[1](self._saved, self._besides, list(self._tangents))
+        )
+        self._gradients = self._backward.results
         storages = [g.untyped_storage()._cdata for g in self._gradients if g is not None]
         self._storages = list(dict.fromkeys(storages))
         self._owners = self._holders()

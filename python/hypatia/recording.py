@@ -7,16 +7,61 @@ they run, so that torch has to record them.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from . import _native
+
+log = logging.getLogger(__name__)
+
+_recording = threading.Lock()
+
 
 @functools.cache
 def side_stream(index: int) -> torch.cuda.Stream:
-    """Where calls before a recording run, one for all: torch keeps 32 MiB for products on each stream."""
+    """Where recordings are made, one for all: torch keeps 32 MiB for products on each stream."""
     return torch.cuda.Stream(index)
+
+
+class CudaGraph:
+    """Calls of torch's ops and of plans, recorded as a CUDA graph in memory of its own.
+
+    Other threads go on meanwhile. Torch's own recordings stop them from drawing random numbers, so these are
+    made for calls alone that draw some.
+    """
+
+    def __init__(self, index: int, run: Callable[[], Any], *, warm: Callable[[], Any] | None = None) -> None:
+        self._index = index
+        side = side_stream(index)
+        with _recording:
+            side.wait_stream(torch.cuda.current_stream(index))
+            with torch.cuda.stream(side), torch.no_grad():
+                # Kernels are loaded and torch's libraries set up before anything is recorded.
+                for _ in range(2 if warm is not None else 0):
+                    warm()
+                side.synchronize()
+                try:
+                    self._record(side, run)
+                except RuntimeError as e:
+                    log.debug("torch records a CUDA graph: %s", e)
+                    self._record_by_torch(side, run)
+            torch.cuda.current_stream(index).wait_stream(side)
+
+    def _record(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        self._pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(self._pool, side.device):
+            recording, self.results = _native.cuda.record(self._index, side.cuda_stream, run)
+        self.replay = lambda: recording.launch(torch._C._cuda_getCurrentRawStream(self._index))
+
+    def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            self.results = run()
+        self.replay = graph.replay
 
 
 class Recorded:
@@ -27,20 +72,15 @@ class Recorded:
         self.index = index
         self._lock = threading.Lock()
         self._stream = torch._C._cuda_getCurrentRawStream(index)
-        self._inputs = [torch.empty_like(t) for t in inputs]
-        self._graph = torch.cuda.CUDAGraph()
-        side = side_stream(index)
-        side.wait_stream(torch.cuda.current_stream(index))
-        with torch.cuda.stream(side), torch.no_grad():
-            for kept, given in zip(self._inputs, inputs, strict=True):
-                kept.copy_(given)
-            # Kernels are loaded and torch's libraries set up before anything is recorded.
-            for _ in range(2):
-                if bound(side.cuda_stream, *self._inputs) is None:
-                    raise RuntimeError("the plan does not run: there is not enough memory")
-        torch.cuda.current_stream(index).wait_stream(side)
-        with torch.cuda.graph(self._graph), torch.no_grad():
-            self._results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
+        self._inputs = [t.clone() for t in inputs]
+
+        def run() -> tuple[torch.Tensor, ...]:
+            results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
+            if results is None:
+                raise RuntimeError("the plan does not run on these inputs")
+            return results
+
+        self._graph = CudaGraph(index, run, warm=run)
 
     def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """The results; none if the plan is not for these inputs."""
@@ -55,7 +95,7 @@ class Recorded:
             for kept, given in zip(self._inputs, inputs, strict=True):
                 kept.copy_(given)
             self._graph.replay()
-            return tuple(r.clone() for r in self._results)
+            return tuple(r.clone() for r in self._graph.results)
 
     def current(self) -> bool:
         """Whether the weights are as they were."""

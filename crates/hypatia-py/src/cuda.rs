@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hypatia::runtime::cuda::driver::{self, Device};
+use hypatia::runtime::cuda::driver::{self, Device, Executable, Graph};
 use hypatia::runtime::cuda::gemm::{self, Budget, Epilogue, Operands, Problem, Scratch, Tuned};
 use hypatia::runtime::cuda::loading;
 use hypatia::runtime::cuda::nvrtc::{self, Arch, Shelf};
@@ -256,10 +256,42 @@ impl Gemm {
     }
 }
 
+/// What was launched on a stream, to be run again by one call.
+#[pyclass(frozen, module = "hypatia._native.cuda")]
+struct Recording {
+    device: &'static Device,
+    executable: Mutex<Executable>,
+}
+
+#[pymethods]
+impl Recording {
+    /// Runs it on a stream. The memory that was recorded must live until it is done.
+    fn launch(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        guarded(py, || {
+            let _current = self.device.enter().map_err(failed)?;
+            let mut executable = self.executable.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: promised by the caller.
+            unsafe { executable.launch(self.device.stream(stream)) }.map_err(failed)
+        })
+    }
+}
+
+/// Calls a function that launches kernels on a stream of its own, and records them instead; what it returns.
+#[pyfunction]
+fn record(gpu: u32, stream: usize, run: &Bound<'_, PyAny>) -> PyResult<(Recording, Py<PyAny>)> {
+    let device = Device::get(gpu).map_err(failed)?;
+    let (graph, done) = Graph::record_on(device.stream(stream), |_| run.call0()).map_err(failed)?;
+    let returned = done?.unbind();
+    let executable = Mutex::new(graph.instantiate().map_err(failed)?);
+    Ok((Recording { device, executable }, returned))
+}
+
 /// The module `hypatia._native.cuda`.
 pub(crate) fn module(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     let module = PyModule::new(parent.py(), "cuda")?;
     module.add_class::<Gemm>()?;
+    module.add_class::<Recording>()?;
+    module.add_function(wrap_pyfunction!(record, &module)?)?;
     module.add_function(wrap_pyfunction!(search_in, &module)?)?;
     module.add_function(wrap_pyfunction!(keep_in, &module)?)?;
     module.add_function(wrap_pyfunction!(libraries, &module)?)?;

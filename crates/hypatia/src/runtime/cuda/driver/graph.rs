@@ -30,8 +30,14 @@ impl Graph {
     /// Records what `record` launches on the stream that it is given; nothing of it is run.
     pub fn record(device: &'static Device, record: impl FnOnce(Stream) -> Result<()>) -> Result<Graph> {
         let _one = device.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        let stream = device.recorder()?;
-        let _current = device.enter()?;
+        let (graph, done) = Graph::record_on(device.recorder()?, record)?;
+        done.map(|()| graph)
+    }
+
+    /// Records what `record` launches on a stream that nobody else uses, and what that returns. No other thread
+    /// notices.
+    pub fn record_on<T>(stream: Stream, record: impl FnOnce(Stream) -> T) -> Result<(Graph, T)> {
+        let _current = stream.device().enter()?;
         let driver = driver()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a stream that nobody else uses, and a place to write to. Relaxed: a kernel may be loaded at its first
@@ -40,10 +46,11 @@ impl Graph {
             driver.cuStreamBeginCapture_v2(stream.raw(), sys::CAPTURE_RELAXED)?;
             (record(stream), driver.cuStreamEndCapture(stream.raw(), &mut handle))
         };
-        let graph = Graph { device, handle };
-        done?;
-        ended?;
-        Ok(graph)
+        let graph = Graph {
+            device: stream.device(),
+            handle,
+        };
+        ended.map(|()| (graph, done))
     }
 
     /// Its kernels, in the order of recording.
