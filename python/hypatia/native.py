@@ -27,6 +27,7 @@ from .finish import Finish
 from .folding import folded_bytes, watch
 from .planner import CLOSE, PLAN, VALUES, Planner
 from .recording import Recorded
+from .stages import BINDING, stage
 from .steady import are_steady
 from .timing import in_few_turns, in_turns
 
@@ -230,6 +231,7 @@ class NativeGraph:
         self.native = False
         return results
 
+    @stage(BINDING)
     def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> _native.BoundPlan | None:
         """The plan bound to the weights as they are now; none if changes could go unnoticed."""
         weights = [args[i] for i in self.weights]
