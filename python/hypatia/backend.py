@@ -71,9 +71,8 @@ def hypatia(
     settings = {"cse": False}
     if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
-    with COMPILING, torch._functorch.config.patch(settings):
-        with stage(AUTOGRAD):
-            return compiler(gm, example_inputs)
+    with COMPILING, torch._functorch.config.patch(settings), stage(AUTOGRAD):
+        return compiler(gm, example_inputs)
 
 
 def reports() -> list[GraphReport]:

@@ -52,7 +52,7 @@ def inputs_of(gm: fx.GraphModule) -> list[str]:
 
 
 def plain(source: str) -> str:
-    """A source of Dynamo's as people write it: ``L['self']._modules['up']._parameters['weight']`` is up.weight."""
+    """A source of Dynamo's as people write it: ``L['m']._modules['up']._parameters['bias']`` is up.bias."""
     text = _PART.sub(r".\1", source)
     owned = text != source
     root = _ROOT.match(text)

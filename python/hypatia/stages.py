@@ -44,7 +44,7 @@ class Timeline:
         self._open: list[list[float]] = []
         """Of every open stage, when it began and what stages inside of it took."""
         self._names: list[str] = []
-        self._said = ""
+        self._said = OTHER
 
     def enter(self, name: str) -> int:
         """A stage begins; the number by which it ends."""

@@ -15,9 +15,13 @@ from rich.console import Console
 
 from .. import machine
 from .._native import __version__
+from ..pipeline import Left
 from ..report import GraphReport, Replay
+from ..stages import ORDER
 from ..verification import Verification
 from . import page, text
+from .breaks import Break
+from .memory import memory
 
 WIDTH = 110
 """Columns of the plain text."""
@@ -51,8 +55,20 @@ class Report:
     verification: Verification | None
     unverified: str
     compared: list[str]
-    first_call: float
+    timeline: dict[str, float]
+    """Seconds of the stages of the first call, each without those inside of it."""
+    breaks: list[Break]
+    """Where Dynamo cut the model into several graphs."""
+    left: list[Left]
+    """Graphs that run as they were captured."""
+    weights: frozenset[str]
+    """Names of the model's parameters and buffers."""
     timings: Timings | None
+
+    @property
+    def first_call(self) -> float:
+        """Seconds of the first call: the sum of its stages."""
+        return sum(self.timeline.values())
 
     def json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite are strings."""
@@ -70,10 +86,16 @@ class Report:
                     side: sum(g.data[f"cost_{side}"] for g in self.graphs) for side in ("before", "after")
                 },
                 "first_call": self.first_call,
+                "timeline": [
+                    {"stage": name, "seconds": self.timeline[name]} for name in ORDER if name in self.timeline
+                ],
+                "breaks": [dataclasses.asdict(b) for b in self.breaks],
+                "left": [dataclasses.asdict(g) for g in self.left],
                 "verification": self._verification(),
                 "timings": dataclasses.asdict(self.timings) if self.timings else None,
                 "graphs": [
-                    _graph(graph, replay) for graph, replay in zip(self.graphs, self.replays, strict=True)
+                    _graph(graph, replay, self.weights)
+                    for graph, replay in zip(self.graphs, self.replays, strict=True)
                 ],
             }
         )
@@ -125,9 +147,13 @@ class Report:
         return {"status": "passed" if v.ok else "failed", "reason": v.reason, "results": results}
 
 
-def _graph(graph: GraphReport, replay: Replay | None) -> dict[str, Any]:
+def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -> dict[str, Any]:
     return {
         **graph.data,
+        "kept": graph.kept,
+        "no_plan": graph.no_plan or None,
+        "forms": graph.times,
+        "memory": memory(graph, weights),
         "fused": graph.fused,
         "programs": list(graph.programs),
         "drawn": graph.graphs,
