@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from rich.console import Console
 from .. import machine
 from .._native import __version__
 from ..pipeline import Left
+from ..plain import as_json, plain
 from ..report import GraphReport, Replay
 from ..stages import ORDER
 from ..verification import Verification
@@ -72,7 +71,7 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite are strings."""
-        return _plain(
+        return plain(
             {
                 "model": self.name,
                 "training": self.training,
@@ -122,7 +121,7 @@ class Report:
         path = Path(path)
         forms = {
             ".html": self.html,
-            ".json": lambda: json.dumps(self.json(), indent=1, allow_nan=False),
+            ".json": lambda: as_json(self.json()),
             ".txt": self.text,
         }
         if path.suffix not in forms:
@@ -161,14 +160,3 @@ def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -
         "replay": None if replay is None else {**dataclasses.asdict(replay), "holds": replay.holds},
         "proof": graph.proof if replay is not None else [],
     }
-
-
-def _plain(value: Any) -> Any:
-    """The same data as JSON knows it."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
