@@ -46,6 +46,10 @@ def tables(page: Browser) -> None:
     page.run(to("#rewrites"))
 
 
+def memory(page: Browser) -> None:
+    page.run(to("#modules"))
+
+
 def proof(page: Browser) -> None:
     page.run("document.querySelector('.steps').open = true")
     page.run(to("#proof"))
@@ -56,7 +60,7 @@ def time(page: Browser) -> None:
     page.run(to("#proof"))
 
 
-VIEWS: tuple[Callable[[Browser], None], ...] = (light, dark, detail, tables, proof, time)
+VIEWS: tuple[Callable[[Browser], None], ...] = (light, dark, detail, tables, memory, proof, time)
 
 
 def main() -> None:

@@ -293,6 +293,7 @@ class _Entry:
             return
         self.report = found.report
         if found.graph is None and not found.report.no_plan:
+            found.report.kept = "graph"
             found.report.no_plan = "arguments of the call are given by keyword or are no tensors"
             log.info("no native plan: %s", found.report.no_plan)
         gm = self._run = found.kept
