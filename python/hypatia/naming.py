@@ -70,7 +70,7 @@ def called(node: fx.Node, given: Sequence[str]) -> str:
     target, index = getattr(about, "target", None), getattr(about, "idx", None)
     if isinstance(target, str):
         return target
-    return given[index] if isinstance(index, int) and index < len(given) else node.name
+    return given[index] if isinstance(index, int) and index < len(given) else str(node.target)
 
 
 def module_of(node: fx.Node) -> str:
