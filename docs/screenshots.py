@@ -57,7 +57,7 @@ def proof(page: Browser) -> None:
 
 def time(page: Browser) -> None:
     page.run("document.querySelector('.steps').open = false")
-    page.run(to("#proof"))
+    page.run(to("#accuracy"))
 
 
 VIEWS: tuple[Callable[[Browser], None], ...] = (light, dark, detail, tables, memory, proof, time)

@@ -92,6 +92,16 @@ def test_values_that_are_new_belong_to_the_module_of_their_weights() -> None:
     assert [n["module"] for n in merged] == ["0", "1"]
 
 
+def test_inputs_have_the_names_of_the_model_in_an_explanation() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor, *, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.relu(x * parts["mask"])
+
+    x = torch.randn(4, 8)
+    report = explain(Masked(), x, kwargs={"parts": {"mask": x > 0}}, timings=False)
+    assert named(report.graphs[0], "before", "called") >= {"x", "parts['mask']"}
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

@@ -51,7 +51,9 @@ def _open_sizes(gm: fx.GraphModule) -> set[str]:
         value = value_of(node)
         for v in value if isinstance(value, (list, tuple)) else [value]:
             sizes = v.shape if isinstance(v, torch.Tensor) else [v]
-            found.update(str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols)
+            found.update(
+                str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols
+            )
     return found
 
 

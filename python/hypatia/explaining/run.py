@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import statistics
 import time
@@ -35,6 +36,8 @@ REPETITIONS = (5, 50)
 """Fewest and most repetitions of a timing."""
 
 _explained = itertools.count()
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def explain(
@@ -80,6 +83,8 @@ def explain(
         verification, reason = _verified(eager, compiled, arguments)
         progress("times of calls")
         timed = _timed(eager, compiled, arguments, device, busy) if timings else None
+    for graph in graphs:
+        graph.inputs = _own_names(model, arguments, graph.inputs)
     progress("the proof, once more")
     return Report(
         name=name or _name(model),
@@ -137,6 +142,24 @@ class Step(nn.Module):
         """Names of the tensors that a call returned."""
         results = [f"result {i}" for i in range(total - len(self.gradients))]
         return results + [f"gradient of {name}" for name in self.gradients]
+
+
+def _own_names(
+    model: Callable[..., Any], arguments: tuple[Any, dict[str, Any]], inputs: list[str]
+) -> list[str]:
+    """What the model calls its inputs, which reach it through `explained`."""
+    args, kwargs = arguments
+    names = {f"kwargs['{name}']": name for name in kwargs}
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+        positional = [p.name for p in signature.parameters.values() if p.kind in _BY_PLACE]
+        names |= {f"args[{i}]": name for i, (name, _) in enumerate(zip(positional, args, strict=False))}
+
+    def own(name: str) -> str:
+        whole = next((w for w in names if name == w or name.startswith(w + "[")), None)
+        return name if whole is None else names[whole] + name[len(whole) :]
+
+    return [own(name) for name in inputs]
 
 
 def _weights(model: Callable[..., Any]) -> frozenset[str]:
