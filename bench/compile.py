@@ -47,6 +47,7 @@ from rich.table import Table
 
 from hypatia import pipeline
 from hypatia.options import Options
+from hypatia.plain import as_json
 from hypatia.workloads import NINE_MLPS
 
 LAYERS = (1, 2, 4, 12, 24, 48)
@@ -358,7 +359,7 @@ def main() -> int:
         section()
     benchmark.verdict()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"machine": header, **benchmark.results}, indent=1) + "\n")
+    arguments.json.write_text(as_json({"machine": header, **benchmark.results}) + "\n")
     console.print(f"written to {arguments.json}")
     return int(arguments.strict and not all(gate.met for gate in benchmark.gates))
 

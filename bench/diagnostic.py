@@ -6,7 +6,6 @@ It imports neither torch nor hypatia: one of the diagnostics does without both.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from hypatia.plain import as_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,7 +77,7 @@ class Diagnostic:
 
     def _write(self, seconds: float) -> None:
         data = {"title": self.title, "notes": self.notes, "seconds": seconds}
-        text = json.dumps({**data, "cases": [case.data for case in self.cases]}, indent=1) + "\n"
+        text = as_json({**data, "cases": [case.data for case in self.cases]}) + "\n"
         if self.arguments.json == "-":
             sys.stdout.write(text)
             return

@@ -46,6 +46,10 @@ def tables(page: Browser) -> None:
     page.run(to("#rewrites"))
 
 
+def memory(page: Browser) -> None:
+    page.run(to("#modules"))
+
+
 def proof(page: Browser) -> None:
     page.run("document.querySelector('.steps').open = true")
     page.run(to("#proof"))
@@ -53,10 +57,10 @@ def proof(page: Browser) -> None:
 
 def time(page: Browser) -> None:
     page.run("document.querySelector('.steps').open = false")
-    page.run(to("#proof"))
+    page.run(to("#accuracy"))
 
 
-VIEWS: tuple[Callable[[Browser], None], ...] = (light, dark, detail, tables, proof, time)
+VIEWS: tuple[Callable[[Browser], None], ...] = (light, dark, detail, tables, memory, proof, time)
 
 
 def main() -> None:

@@ -318,7 +318,7 @@ def test_processes_share_a_folder(store: Path) -> None:
         for name in "xyz"
     ]
     for worker in workers:
-        _, errors = worker.communicate(timeout=60)
+        _, errors = worker.communicate(timeout=250)
         assert worker.returncode == 0, errors.decode()
         assert errors == b""
     assert list(store.rglob("*.tmp")) == []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
+import math
+import os
 import re
 import subprocess
 import sys
+import termios
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +25,8 @@ import hypatia
 from hypatia import _native, benching, cache, diagnosis, faults, libraries
 from hypatia.cli import cli
 from hypatia.cli.bench_page import COLOURS, page
+from hypatia.cli.output import check_targets
+from hypatia.verification import Errors, Verification
 
 bench_command = importlib.import_module("hypatia.cli.bench")
 
@@ -155,6 +162,8 @@ def test_a_reader_may_go_away() -> None:
         (["verify", "models.py:build", "--option", "numeric=exact"], "has no option 'numeric'"),
         (["explain", "models.py:build", "--option", "node_limit=x"], "'node_limit' must be int, not 'x'"),
         (["bench", "tiny"], "there is no workload 'tiny'"),
+        (["bench", "models.py:biuld"], "models.py has no 'biuld'"),
+        (["bench", "models.py:bare"], "models.py:bare returned a Linear; it must return (model, inputs) or"),
         (["bench", "--backend", "gcc"], "'gcc' is not one of"),
         (["bench", "tiny_b64", "--backend", "eager-graph", "--device", "cpu"], "eager-graph"),
         (["rules", "fuse-linear-rleu"], "close to it are fuse-linear-relu"),
@@ -216,8 +225,8 @@ class FakeReport:
 
     given: dict[str, Any]
 
-    def text(self) -> str:
-        return "the report"
+    def print(self, console: Any) -> None:
+        console.print("the report")
 
     def html(self) -> str:
         return "<html>"
@@ -246,9 +255,6 @@ def test_explain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     good("explain", "tiny_b64", "--html", "new/report.html", "--json", "report.json")
     assert (tmp_path / "new" / "report.html").read_text() == "<html>"
     assert json.loads((tmp_path / "report.json").read_text())["training"] is False
-    result = run("explain", "models.py:build", "--html", "models.py/report.html")
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
 
 
 @pytest.mark.skipif(not hasattr(hypatia, "explain"), reason="hypatia.explain does not exist yet")
@@ -257,6 +263,108 @@ def test_explain_for_real(tmp_path: Path) -> None:
     assert "fused" in text
     assert "<html" in (tmp_path / "r.html").read_text()
     assert json.loads((tmp_path / "r.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "models.py:build", "--html", "models.py/report.html"),
+        ("explain", "models.py:build", "--json", "."),
+        ("bench", "models.py:build", "--html", "models.py/report.html"),
+        ("bench", "models.py:build", "--json", "."),
+    ],
+    ids=lambda a: "-".join(a[::2]),
+)
+def test_files_are_checked_before_the_work(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("work began")
+
+    monkeypatch.setattr(hypatia, "explain", never)
+    monkeypatch.setattr(benching, "bench", never)
+    assert "cannot be written" in bad(*arguments)
+
+
+def test_checking_a_file_leaves_it_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("old")
+    check_targets("new/report.html", "old.json", "-", None)
+    assert (tmp_path / "old.json").read_text() == "old"
+    assert not (tmp_path / "new" / "report.html").exists()
+
+
+def on_a_terminal(*arguments: str, columns: int, **environment: str) -> tuple[str, str]:
+    """What a command prints to a terminal that is so wide: on standard output, and on standard error."""
+    ends = [os.openpty() for _ in range(2)]
+    for _, end in ends:
+        termios.tcsetwinsize(end, (40, columns))
+    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "CI")}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hypatia", *arguments],
+        stdout=ends[0][1],
+        stderr=ends[1][1],
+        stdin=subprocess.DEVNULL,
+        env={**kept, "TERM": "xterm-256color", **environment},
+    )
+    texts: list[bytes] = [b"", b""]
+
+    def read(at: int) -> None:
+        # A terminal whose last writer is gone ends with an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ends[at][0], 65536):
+                texts[at] += part
+
+    readers = [threading.Thread(target=read, args=(at,)) for at in range(2)]
+    for _, end in ends:
+        os.close(end)
+    for reader in readers:
+        reader.start()
+    assert child.wait() == 0, texts
+    for reader in readers:
+        reader.join()
+    for end, _ in ends:
+        os.close(end)
+    return texts[0].decode(), texts[1].decode()
+
+
+@pytest.mark.skipif(not hasattr(termios, "tcsetwinsize"), reason="Python 3.10 cannot set a terminal's size")
+def test_a_terminal_sees_progress_in_its_width_and_colours() -> None:
+    out, err = on_a_terminal("explain", "models.py:build", "--no-timings", columns=72)
+    assert "capture by Dynamo" in err
+    assert "explain models.py:build" in err
+    assert "\x1b[" in out
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert max(map(len, bare.splitlines())) <= 72
+    assert "fused" in bare
+
+
+@pytest.mark.skipif(not hasattr(termios, "tcsetwinsize"), reason="Python 3.10 cannot set a terminal's size")
+def test_no_color_and_quiet_are_respected() -> None:
+    out, err = on_a_terminal("verify", "models.py:build", "--quiet", columns=80, NO_COLOR="1")
+    assert "verification passed" in out
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", out), "a colour"
+    assert err == ""
+
+
+def test_no_terminal_sees_no_progress() -> None:
+    result = run("verify", "models.py:build")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+
+
+def test_json_has_no_numbers_that_json_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = Errors(math.inf, math.nan, -math.inf, math.nan, 1.0)
+    found = Verification(False, "result 0 is far away", [errors], [errors])
+    monkeypatch.setattr(hypatia, "verify", lambda *_, **__: found)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    result = run("verify", "models.py:build", "--json")
+    data = json.loads(result.stdout, parse_constant=refuse)
+    assert data["results"][0]["compiled"]["max_abs"] == "inf"
+    assert data["results"][0]["eager"]["cosine"] == "nan"
+    assert result.exit_code == 1
 
 
 def test_rules() -> None:
@@ -377,6 +485,33 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     html = (tmp_path / "b.html").read_text()
     assert html.count("<rect") == 2
     assert not re.search(r"https?:|src=|@import|url\(", html)
+
+
+@pytest.mark.parametrize("name", ["models.py:build", "models:keywords"])
+def test_bench_of_a_model_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    names = ("eager", "hypatia", "hypatia-direct")
+    backends = [part for backend in names for part in ("--backend", backend)]
+    data = json.loads(good("bench", name, *backends, "--repeats", "1", "--device", "cpu", "--json", "-"))
+    assert data["dtype"] == "as they are"
+    for cell, backend in zip(data["cells"], names, strict=True):
+        assert (cell["workload"], cell["backend"], cell["reason"]) == (name, backend, "")
+        assert cell["correct"] is True
+        assert cell["microseconds"] > 0
+
+
+def test_bench_of_token_ids_and_another_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4)), (torch.arange(6),)\n"
+    )
+    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    arguments = ("--backend", "hypatia", "--repeats", "1", "--device", "cpu", "--dtype", "bf16", "--training")
+    data = json.loads(good("bench", "words.py:build", *arguments, "--json", "-"))
+    assert data["dtype"] == "bf16"
+    (cell,) = data["cells"]
+    assert (cell["reason"], cell["correct"]) == ("", True)
 
 
 def test_bench_page_escapes_and_shows_reasons() -> None:

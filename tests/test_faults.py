@@ -20,8 +20,6 @@ from hypatia import cache, checking, guard, pipeline, programs
 from hypatia.backend import collecting
 from support import assert_as_close_as_eager, fresh_dynamo
 
-pytestmark = pytest.mark.timeout(60)
-
 grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 
 

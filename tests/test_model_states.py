@@ -13,8 +13,6 @@ import hypatia
 from outcomes import Call, assert_like_eager, grad_modes, mlp
 from support import BACKEND, assert_as_close_as_eager, compile_count, fresh_dynamo
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import calls, native, planner
+from hypatia import calls, native, planner, timing
 from hypatia.backend import collecting
 from support import fresh_dynamo
 
@@ -422,12 +422,16 @@ def test_a_wrong_plan_is_not_used_by_the_direct_entry(monkeypatch: pytest.Monkey
         assert_right(compiled(x), model, x)
 
 
-def test_the_slower_of_plan_and_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("plan", "dropped"), [(1.0, False), (2.02, False), (3.0, True)])
+def test_the_slower_of_plan_and_graph_is_dropped(
+    plan: float, dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     fresh_dynamo()
+    monkeypatch.setattr(timing, "instead", lambda forms: {**dict.fromkeys(forms, 2.0), "plan": plan})
     model, x = Layers(F.relu).eval(), torch.randn(7, 19)
     with torch.no_grad(), collecting() as reports:
         torch.compile(model, backend="hypatia")(x)
     (report,) = reports
-    assert report.times is not None
-    assert ("dropped" in str(report)) == (report.times["plan"] > report.times["graph"])
+    assert report.times == {"plan": plan, "graph": 2.0}
+    assert ("dropped" in str(report)) == dropped

@@ -13,8 +13,6 @@ from torch import nn
 from outcomes import Call, assert_like_eager, grad_modes, mlp, outcome
 from support import BACKEND, PEER, assert_as_close_as_eager, fresh_dynamo
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:

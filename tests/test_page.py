@@ -153,6 +153,30 @@ def test_search_finds_nodes_of_both_graphs_and_rows(page: browser.Browser) -> No
     assert count(page, "svg.finding") == 0
 
 
+def test_search_finds_modules_weights_and_lines(page: browser.Browser) -> None:
+    page.type("#search", "3.query.weight")
+    assert count(page, f"{BEFORE} .node.hit") == 1, "what reads it is drawn"
+    assert count(page, f"{AFTER} .node.hit") == 1
+    page.type("#search", "\ue00c")  # escape
+    page.click(f"{AFTER} .node.fused")
+    module, line = page.run(
+        "return [...document.querySelectorAll('.facts .find')].map((b) => b.textContent)"
+    )[:2]
+    assert module == "0"
+    assert line.startswith("workloads.py:")
+    page.run("document.querySelectorAll('.facts .find')[1].click()")
+    assert page.run("return document.getElementById('search').value") == line
+    assert count(page, f"{AFTER} .node.hit") > 10
+    assert count(page, ".node.now") == 1
+    page.type("#search", "\ue00c")
+
+
+def test_memory_and_the_first_call_are_shown(page: browser.Browser) -> None:
+    assert visible(page, "#memory tbody tr") == 6
+    assert visible(page, "#modules tbody tr") > 100
+    assert visible(page, ".stages tr") > 10
+
+
 def test_weights_can_be_shown(page: browser.Browser) -> None:
     few = count(page, f"{AFTER} .node")
     assert count(page, ".node.weight") == count(page, ".node.folded") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,24 +25,88 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
 
 
-def waits(seconds: float) -> Callable[[], None]:
-    return lambda: time.sleep(seconds)
+class Clock:
+    """A clock that goes on when a form runs or somebody sleeps, and not otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
+
+    def takes(self, *seconds: float) -> Callable[[], None]:
+        """A form whose calls take so long, the last number for all others."""
+        left = list(seconds)
+
+        def form() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return form
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    monkeypatch.setattr(timing, "instead", None)
+    return made
 
 
 def fails() -> None:
     raise AssertionError("it was called")
 
 
-def test_the_graph_is_left_out_where_eager_takes_twice_as_long() -> None:
-    times = timing.in_turns(
-        {"plan": waits(0.0), "eager": waits(0.003), "graph": fails}, seconds=0.01, gpu=False
-    )
-    assert list(times) == ["plan", "eager"]
-    assert times["plan"] < times["eager"]
+def test_no_clock_decides_which_form_is_kept_in_tests() -> None:
+    forms = dict.fromkeys(("plan", "eager", "graph"), fails)
+    times = timing.in_turns(forms, 0.05, gpu=False)
+    assert times["plan"] < times["graph"] < times["eager"]
+    assert timing.in_few_turns({"eager": fails, "compiled": fails}, (3, 9), 1.0).keys() == {
+        "eager",
+        "compiled",
+    }
 
 
-def test_a_graph_that_does_not_run_is_left_out() -> None:
-    assert list(timing.in_turns({"plan": waits(0.003), "graph": fails}, seconds=0.01, gpu=False)) == ["plan"]
+def test_the_graph_is_left_out_where_eager_takes_twice_as_long(clock: Clock) -> None:
+    forms = {"plan": clock.takes(0.001), "eager": clock.takes(0.0025), "graph": fails}
+    times = timing.in_turns(forms, seconds=0.01, gpu=False)
+    assert times == {"plan": pytest.approx(0.001), "eager": pytest.approx(0.0025)}
+    forms = {"plan": clock.takes(0.001), "eager": clock.takes(0.0015), "graph": clock.takes(0.0014)}
+    assert list(timing.in_turns(forms, seconds=0.01, gpu=False)) == ["plan", "eager", "graph"]
+
+
+def test_a_graph_that_does_not_run_is_left_out(clock: Clock) -> None:
+    forms = {"plan": clock.takes(0.003), "graph": fails}
+    assert list(timing.in_turns(forms, seconds=0.01, gpu=False)) == ["plan"]
+
+
+def test_a_call_that_was_disturbed_does_not_count(clock: Clock) -> None:
+    forms = {"plan": clock.takes(0.003, 0.9, 0.003), "graph": clock.takes(0.004)}
+    assert timing.in_turns(forms, seconds=0.05, gpu=False)["plan"] == pytest.approx(0.003)
+    # Of a few, the fastest.
+    forms = {"plan": clock.takes(0.5, 0.1, 0.5), "graph": clock.takes(0.4)}
+    assert timing.in_turns(forms, seconds=0.05, gpu=False)["plan"] == pytest.approx(0.1)
+
+
+def test_threads_of_torch_may_sleep_before_a_plan_is_timed(clock: Clock) -> None:
+    timing.in_turns({"plan": clock.takes(0.01), "graph": clock.takes(0.01)}, seconds=0.0, gpu=False)
+    assert clock.slept == pytest.approx(3 * timing.REST)
+    clock.slept = 0.0
+    timing.in_turns({"plan": clock.takes(9.0), "graph": clock.takes(9.0)}, seconds=0.0, gpu=False)
+    assert clock.slept == pytest.approx(timing.REST), "it does not matter for calls that take long"
+
+
+def test_few_turns_leave_out_the_first(clock: Clock) -> None:
+    forms = {"compiled": clock.takes(9.0, 1.0), "eager": clock.takes(5.0, 2.0)}
+    assert timing.in_few_turns(forms, (3, 15), 0.1) == {"compiled": 1.0, "eager": 2.0}
+    assert timing.in_few_turns({"plan": clock.takes(7.0, 1.0)}, (1, 1), 0.0) == {"plan": 7.0}
+    calls: list[int] = []
+    timing.in_few_turns({"eager": lambda: calls.append(1)}, (3, 15), 0.1)
+    assert len(calls) == 15
 
 
 def timed(

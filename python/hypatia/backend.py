@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy
 
+from . import naming
 from .culprit import Part
 from .guard import Guard
 from .locks import COMPILING
@@ -26,6 +27,7 @@ from .options import Options
 from .pipeline import compile_count, optimize_graph
 from .planner import PLAN
 from .report import GraphReport
+from .stages import AUTOGRAD, REBUILD, stage
 from .yardstick import changed_inputs
 
 __all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
@@ -56,7 +58,7 @@ def hypatia(
     parsed = Options.parse(options, mode)
     if name:
         log.info("compiling %s", name)
-    _compile = functools.partial(_compile_part, collected=reports, passes=passes)
+    _compile = functools.partial(_compile_part, collected=reports, passes=passes, inputs=naming.inputs_of(gm))
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
         bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
@@ -69,7 +71,7 @@ def hypatia(
     settings = {"cse": False}
     if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
-    with COMPILING, torch._functorch.config.patch(settings):
+    with COMPILING, torch._functorch.config.patch(settings), stage(AUTOGRAD):
         return compiler(gm, example_inputs)
 
 
@@ -107,6 +109,7 @@ def _compile_part(
     kind: str,
     collected: list[GraphReport] | None,
     passes: list[Pass] | None,
+    inputs: list[str],
 ) -> Any:
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
@@ -127,6 +130,7 @@ def _compile_part(
         return forward if guard is None else guard.forward
 
     if report is not None:
+        report.inputs = inputs
         _remember(report)
         if collected is not None:
             collected.append(report)
@@ -202,6 +206,7 @@ def _is_change(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+@stage(REBUILD)
 def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
     gm.recompile()

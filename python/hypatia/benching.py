@@ -30,6 +30,9 @@ torch.compile that changes nothing, ``hypatia-direct`` a call through hypatia.co
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+_AT_ONCE = ("eager-graph", "inductor-freezing")
+"""Backends whose first call is made while they are set up, on the inputs alone."""
+
 SAMPLE_SECONDS = 0.02
 """A sample is as many calls as take this long, one at least."""
 
@@ -124,7 +127,7 @@ def bench(
     workload: Workload,
     backends: Sequence[str] = ("eager", "hypatia"),
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     device: str = "cpu",
     training: bool = False,
     repeats: int = 7,
@@ -144,9 +147,13 @@ def bench(
     cells = {name: Cell(workload.name, name) for name in names}
     torch._dynamo.reset()
     try:
-        model, inputs = workload.build(dtype, device)
+        model, inputs, *rest = workload.build(dtype, device)
+        kwargs: dict[str, Any] = rest[0] if rest else {}
         model.train(training)
-        exact = _results(copy.deepcopy(model).double(), [x.double() for x in inputs], training)
+        wide = copy.deepcopy(model).double()
+        wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
+        exact = _results(wide, wide_inputs, training, _keyed(wide, wide_kwargs))
+        del wide
     except Exception as e:
         for cell in cells.values():
             cell.reason = reason(e)
@@ -158,7 +165,7 @@ def bench(
         for name in names:
             progress(f"{workload.name}: {name}, first call")
             try:
-                compiled = _made(name, model, inputs, training, makers or {}, cells[name], peers)
+                compiled = _made(name, model, inputs, kwargs, training, makers or {}, cells[name], peers)
                 _judge(cells[name], _results(model, inputs, training, compiled), exact, own)
                 blocks[name] = _sampler(compiled, model, inputs, training, device)
             except Exception as e:
@@ -211,6 +218,7 @@ def _made(
     name: str,
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
+    kwargs: Mapping[str, Any],
     training: bool,
     makers: Mapping[str, Maker],
     cell: Cell,
@@ -218,23 +226,37 @@ def _made(
 ) -> Callable[..., Any]:
     """The compiled model after its first call, which is part of compiling."""
     start = time.perf_counter()
+    if kwargs and (name in makers or name in _AT_ONCE):
+        raise NotMeasured(f"{name} is measured without keyword arguments only")
     if name in makers:
         if training:
             raise NotMeasured(f"{name} is measured in inference only")
         compiled = makers[name](model, inputs)
+    elif name == "hypatia-direct" and kwargs:
+        compiled = hypatia_compile(model)
     else:
         compiled = compiled_by(name, model, inputs, training)
     if isinstance(compiled, Peer):
         peers.append(compiled)
         cell.compile_seconds = compiled.compile_seconds
         return compiled
+    call = _keyed(compiled, kwargs)
     with torch.set_grad_enabled(training):
-        _step(compiled, model, inputs)() if training else compiled(*inputs)
-    _wait(inputs[0].device)
+        _step(call, model, inputs)() if training else call(*inputs)
+    for device in {t.device for t in pytree.tree_leaves((inputs, kwargs)) if isinstance(t, torch.Tensor)}:
+        _wait(device)
     cell.compile_seconds = time.perf_counter() - start if name != "eager" else None
     if isinstance(compiled, CompiledModel) and compiled.reports:
         cell.form = compiled.reports[0].kept
-    return compiled
+    return call
+
+
+def _keyed(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    return functools.partial(function, **kwargs) if kwargs else function
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _judge(cell: Cell, results: list[torch.Tensor], exact: list[torch.Tensor], own: list[Errors]) -> None:

@@ -292,6 +292,10 @@ class _Entry:
             log.info("the model runs as it is: it changes inputs, and some share memory")
             return
         self.report = found.report
+        if found.graph is None and not found.report.no_plan:
+            found.report.kept = "graph"
+            found.report.no_plan = "arguments of the call are given by keyword or are no tensors"
+            log.info("no native plan: %s", found.report.no_plan)
         gm = self._run = found.kept
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if dynamic is not None:

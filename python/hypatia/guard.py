@@ -23,7 +23,9 @@ from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
 from .locks import COMPILING
 from .native import NativeGraph
+from .planner import PLAN
 from .report import Check, GraphReport, Removed
+from .stages import COMPARISON, FORMS, stage
 from .trial import Attempt, Form, Forward, Trial, quietly
 
 log = logging.getLogger(__name__)
@@ -93,12 +95,16 @@ class Guard:
     def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
+        if PLAN not in form.gm.meta and not self.report.no_plan:
+            self.report.no_plan = "the compiled graph was rolled back"
+            self.report.kept = "eager" if form.gm is self.original else "graph"
         self.kept = form.gm
         self.forward = self._current = form.forward
         self.settled = True
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled, self.references
 
+    @stage(COMPARISON)
     def _first_call(self, inputs: list[Any], *, call: bool = True) -> Any:
         start = time.perf_counter()
         trial = Trial(
@@ -140,7 +146,7 @@ class Guard:
     def _choose(self, trial: Trial, form: Form) -> None:
         """Keeps the plan, or torch's ops if these are faster, and right too."""
         plan = form.forward
-        with quietly():
+        with quietly(), stage(FORMS):
             self.report.times = plan.choose(trial.inputs)
         self.report.memory = plan.bytes
         plan.settled = True

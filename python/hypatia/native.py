@@ -27,8 +27,9 @@ from .finish import Finish
 from .folding import folded_bytes, watch
 from .planner import CLOSE, PLAN, VALUES, Planner
 from .recording import Recorded
+from .stages import BINDING, stage
 from .steady import are_steady
-from .timing import in_turns
+from .timing import in_few_turns, in_turns
 
 log = logging.getLogger(__name__)
 
@@ -208,12 +209,9 @@ class NativeGraph:
                 stacklevel=2,
             )
             return tuple(expected)
-        taken = []
-        for form in (self.run, lambda a: self.fallback(list(a))):
-            start = time.perf_counter()
-            form(args)
-            taken.append(time.perf_counter() - start)
-        if taken[0] > 1.2 * taken[1]:
+        forms = {"plan": lambda: self.run(args), "graph": lambda: self.fallback(list(args))}
+        taken = in_few_turns(forms, (1, 1), 0.0)
+        if taken["plan"] > 1.2 * taken["graph"]:
             self._slower.add(sizes)
             self._bound.pop(sizes, None)
         return results
@@ -233,6 +231,7 @@ class NativeGraph:
         self.native = False
         return results
 
+    @stage(BINDING)
     def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> _native.BoundPlan | None:
         """The plan bound to the weights as they are now; none if changes could go unnoticed."""
         weights = [args[i] for i in self.weights]

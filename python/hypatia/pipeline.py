@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import fx
 from torch._logging import trace_structured
 
-from . import cuda, planner, programs
+from . import _native, cuda, planner, programs, stages
 from .capture import capture
 from .errors import UnsupportedError
 from .folding import folded_bytes
@@ -35,10 +36,59 @@ def compile_count() -> int:
 
 
 def _has_kernels(device: torch.device, kind: str) -> bool:
+    return not _no_kernels(device, kind)
+
+
+def _no_kernels(device: torch.device, kind: str) -> str:
+    """Why no graph of this kind has a plan on this device, if none has."""
     # In training, weights change at every step: a CPU's kernels would pack them each time.
     if device.type == "cpu":
-        return kind == "inference"
-    return device.type == "cuda" and cuda.available() is None
+        return (
+            "" if kind == "inference" else "a CPU's plans pack weights, which change at every training step"
+        )
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}"
+    return cuda.available() or ""
+
+
+def _searched(text: str, options: str) -> programs.Optimization:
+    """The optimized program; parts of the search are stages of their own."""
+    found = programs.optimized(text, options)
+    if isinstance(found, _native.Optimization):
+        spent = {name: ms * 1e-3 for name, ms in json.loads(found.report())["times"].items()}
+        parts = {stages.EXTRACTION: spent.get("extract", 0.0), stages.PROOF: spent.get("prove", 0.0)}
+        stages.moved(stages.SEARCH, parts)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """A graph that runs as it was captured."""
+
+    kind: str
+    reason: str
+
+
+_listeners: list[Callable[[Left], None]] = []
+
+
+@contextlib.contextmanager
+def hearing_of_left(told: Callable[[Left], None]) -> Iterator[None]:
+    """Tells of every graph that is left as it is."""
+    with _lock:
+        _listeners.append(told)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(told)
+
+
+def _tell_left(kind: str, reason: str) -> None:
+    with _lock:
+        listeners = list(_listeners)
+    for told in listeners:
+        told(Left(kind, reason))
 
 
 def optimize_graph(
@@ -63,27 +113,37 @@ def optimize_graph(
     options = dataclasses.replace(options, disabled_rules=(*options.disabled_rules, *rules))
     kernels = {name for part, name in without if part == "kernel"}
     try:
-        captured = capture(gm, weights, autograd=autograd)
-        optimization = programs.optimized(captured.text, options.native(captured.device))
-        optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
-        copies = folded_bytes(optimized)
+        with stages.stage(stages.RECORDS):
+            captured = capture(gm, weights, autograd=autograd)
+        with stages.stage(stages.SEARCH):
+            optimization = _searched(captured.text, options.native(captured.device))
+        with stages.stage(stages.REBUILD):
+            optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+            copies = folded_bytes(optimized)
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
             return optimize_graph(gm, options, kind, (), autograd=autograd, without=without, plain=plain)
-        if planner.KERNEL not in kernels and _has_kernels(captured.device, kind):
-            reason = planner.attach(optimized, optimization, captured, options, plain)
-            if reason:
-                log.debug("%s", reason)
+        if planner.KERNEL in kernels:
+            why = "it is left out"
+        elif not _has_kernels(captured.device, kind):
+            why = _no_kernels(captured.device, kind)
+        else:
+            with stages.stage(stages.PLANNING):
+                why = planner.attach(optimized, optimization, captured, options, plain)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
+        _tell_left(kind, str(e))
         return gm, None
-    except Exception:
+    except Exception as e:
         if raise_errors:
             raise
         # A user's model never fails because of the compiler.
         log.warning("%s graph left as it is after an internal error", kind, exc_info=True)
+        _tell_left(kind, f"internal error: {type(e).__name__}: {e}")
         return gm, None
     report = GraphReport(kind, optimization, gm.graph, optimized.graph, copies)
+    report.no_plan = why.removeprefix("no native plan: ")
+    report.kept = "graph" if report.no_plan else "plan"
     if log.isEnabledFor(logging.INFO):
         log.info("%s", report)
     log.debug("optimized graph\n%s", optimized.graph)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from . import planner
+from . import naming, planner
 from .checking import Result
 from .kernels import FusedCall
 from .programs import Optimization
@@ -92,17 +92,19 @@ class GraphReport:
         """Bytes of folded and merged weights."""
         self.memory: tuple[int, int] | None = None
         """Bytes of the plan's values in between, and of its packed weights."""
+        self.inputs: list[str] = []
+        """What the model calls the inputs of the graph that torch.compile captured."""
+        self.no_plan = ""
+        """Why the graph has no native plan, if it has none."""
         self.optimization = optimization
 
     @functools.cached_property
     def graphs(self) -> dict[str, list[dict[str, Any]]]:
-        """The programs before and after as nodes: op, name, inputs, type, cost, kind."""
+        """The programs before and after as nodes: op, name, inputs, type, cost, kind, and what the model
+        calls them: its name of an input or a weight, the module and the line that compute a value."""
         captured = [n for n in self.before.nodes if n.op != "output"]
         drawn = json.loads(self.optimization.graphs())
-        for node in (*drawn["before"], *drawn["after"]):
-            origin = node.pop("origin")
-            if not node["name"]:
-                node["name"] = captured[origin].name if origin is not None else node["op"]
+        naming.told(drawn, captured, self.inputs)
         return drawn
 
     @property
@@ -150,7 +152,8 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be written down; the search itself and the graphs stay behind."""
-        names = ("kind", "check", "times", "kept", "data", "proof", "programs", "fused", "graphs")
+        names = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
+        names += ("data", "proof", "programs", "fused", "graphs")
         return {name: getattr(self, name) for name in names}
 
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
@@ -181,6 +184,8 @@ class GraphReport:
             names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
             each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
             lines.append(f"  native    {each}: {self._verdict(names)}")
+        if self.no_plan:
+            lines.append(f"  no plan   {self.no_plan}")
         if self.memory is not None or self.folded:
             values, packed = (n / 2**20 for n in self.memory or (0, 0))
             lines.append(
@@ -192,10 +197,10 @@ class GraphReport:
         return "\n".join(lines)
 
     def _verdict(self, names: dict[str, str]) -> str:
-        if self.kept == "plan":
-            return "the plan is kept"
         if "plan" not in self.times:
             return f"no plan, {names[self.kept]} kept"
+        if self.kept == "plan":
+            return "the plan is kept"
         if self.kept not in self.times:
             return "dropped, torch's ops faster but wrong: runs as it was captured"
         if self.times["plan"] < self.times[self.kept]:

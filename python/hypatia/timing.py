@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 import time
@@ -19,6 +20,10 @@ BRIEF, WAKE, TURN = 0.002, 0.002, 0.002
 """Seconds of a call that is made many times in a turn, of such calls until threads are awake and on cores of
 their own, and of the turn after that."""
 
+instead: Callable[[Sequence[str]], dict[str, float]] | None = None
+"""Says what calls take in forms of these names, and no clock is asked: for tests, none of which may depend
+on what else a machine does."""
+
 
 def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: bool) -> dict[str, float]:
     """What a call usually takes in each form, in turns.
@@ -26,6 +31,8 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
     The form "graph" has the rewrites of the form "plan": where "eager" takes twice as long as the plan, the
     graph is left out. So it is if it does not run.
     """
+    if instead is not None:
+        return instead(list(forms))
     times: dict[str, list[float]] = {name: [] for name in forms}
     first = next(iter(forms))
     spinning = not gpu
@@ -54,6 +61,30 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
     # few, since what disturbs one of them only makes it longer.
     usual = statistics.median if len(times[first]) >= 5 else min
     return {name: usual(taken) for name, taken in times.items()}
+
+
+def in_few_turns(
+    forms: Mapping[str, Callable[[], Any]],
+    turns: tuple[int, int],
+    seconds: float,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Seconds of single calls in turns: medians without the first turn.
+
+    So many ``turns`` there are at least and at most; between, they end after these ``seconds``.
+    """
+    if instead is not None:
+        return instead(list(forms))
+    fewest, most = turns
+    taken: dict[str, list[float]] = {name: [] for name in forms}
+    start = time.perf_counter()
+    for turn in itertools.count():
+        if turn >= fewest and (turn >= most or time.perf_counter() - start >= seconds):
+            break
+        for name, form in forms.items():
+            wait()
+            taken[name].append(_taken(form, wait))
+    return {name: statistics.median(times[1:] or times) for name, times in taken.items()}
 
 
 def _turn(form: Callable[[], Any]) -> list[float]:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
 from .layout import layout_of
+from .naming import Places
 from .state import Reads, unchanged
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,8 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         raise UnservedError("an input is no tensor, or a tensor is of a class of its own")
     weights = {id(t): name for name, t in reversed(state.items())}
     places = Counter(_memory(t) for t in (*leaves, *(state[name] for name in weights.values())))
-    recorder = _Recorder({place for place, times in places.items() if times > 1})
+    shared = {place for place, times in places.items() if times > 1}
+    recorder = _Recorder(shared, Places(model, recorded.__code__))
     names = list(_names(model, args, kwargs))
     inputs = [recorder.given("placeholder", n, t) for n, t in zip(names, leaves, strict=True)]
     fakes = {key: recorder.given("get_attr", n, state[n]) for key, n in reversed(weights.items())}
@@ -228,8 +230,9 @@ def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 class _Recorder(TorchDispatchMode):
     """Writes down the ops that reach it; composite ones stay whole where torch.export would leave them so."""
 
-    def __init__(self, shared: set[int | None]) -> None:
+    def __init__(self, shared: set[int | None], places: Places) -> None:
         super().__init__()
+        self._places = places
         self._shared = shared
         """Where tensors lie that lie in the same memory."""
         self.mode = FakeTensorMode()
@@ -301,7 +304,7 @@ class _Recorder(TorchDispatchMode):
             return
         name = func._schema.name.partition("::")[2]
         node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
-        node.meta["val"] = out
+        node.meta.update(self._places.here(), val=out)
         if not several:
             self._known(out, node)
             return

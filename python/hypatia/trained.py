@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from .options import Options
 from .report import GraphReport
 from .signature import trained_kind
 from .state import Parts
+from .timing import in_few_turns
 from .tracing import distinct, exported
 from .training import Step, laid_out, step_of
 
@@ -89,21 +89,13 @@ class Trained:
         wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
         wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
 
-        def once(call: Callable[[], Any]) -> float:
-            wait()
-            start = time.perf_counter()
+        def once(call: Callable[[], Any]) -> None:
             results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
             torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
-            wait()
-            return time.perf_counter() - start
 
         forms = {"compiled": lambda: step(leaves), "eager": lambda: self.model(*leaves)}
-        taken: dict[str, list[float]] = {name: [] for name in forms}
-        begun = time.perf_counter()
-        while len(taken["eager"]) < 3 or (len(taken["eager"]) < 15 and time.perf_counter() - begun < 0.1):
-            for name, call in forms.items():
-                taken[name].append(once(call))
-        return {name: statistics.median(times[1:]) for name, times in taken.items()}
+        steps = {name: functools.partial(once, call) for name, call in forms.items()}
+        return in_few_turns(steps, (3, 15), 0.1, wait)
 
     def is_direct(self) -> bool:
         """Whether both passes can run without autograd: there is one result, and nobody else listens."""

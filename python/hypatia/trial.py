@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .checking import Comparer, Comparison, References, gradients, memory_allowed
 from .report import Check, Removed
+from .stages import CALL, stage
 from .yardstick import RandomState, changed_inputs, devices_of
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class Trial:
         start = time.perf_counter()
         mine: list[torch.Tensor | None] = []
         try:
-            results = forward(args)
+            with stage(CALL):
+                results = forward(args)
             if self.training:
                 # Now, before buffers that autograd remembers are put back.
                 mine = gradients(self._by_node(results), self.comparer.leaves.values())

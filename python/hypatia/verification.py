@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .checking import FACTOR, ULPS
+from .stages import CALL, EAGER, WIDE, stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +87,12 @@ def verify(
     Inputs, buffers and the state of the random number generators are left as they were.
     """
     arguments = (inputs, dict(kwargs or {}))
-    theirs = _run(reference, arguments)
-    ours = _run(candidate, arguments)
-    exact = _run(_double(reference), pytree.tree_map(_widened, arguments))
+    with stage(EAGER):
+        theirs = _run(reference, arguments)
+    with stage(CALL):
+        ours = _run(candidate, arguments)
+    with stage(WIDE):
+        exact = _run(_double(reference), pytree.tree_map(_widened, arguments))
     if len(ours) != len(theirs):
         return Verification(False, f"{len(ours)} results instead of {len(theirs)}", [], [])
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .capture import value_of
+from .stages import EAGER, WIDE, stage
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -157,7 +158,8 @@ class Stream:
         late = [n for n in self.script.results if n in env]
         kept = set(late)
         for step in self.script.steps:
-            value = self._run(step)
+            with stage(WIDE if self.wide else EAGER):
+                value = self._run(step)
             env[step.node] = value
             if step.is_result:
                 if written and _storage(value) in written:

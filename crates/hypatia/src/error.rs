@@ -26,6 +26,9 @@ pub enum Error {
     /// A captured graph that does not have the agreed form.
     #[error("malformed graph: {0}")]
     Graph(String),
+    /// A graph that is well formed but that no native plan computes.
+    #[error("no native plan: {0}")]
+    NoPlan(String),
     /// A value that the reference evaluator cannot compute.
     #[error("cannot evaluate {op}: {message}")]
     Eval {

@@ -92,9 +92,9 @@ pub struct Report {
     pub gap: f64,
     /// What found the program out.
     pub method: String,
-    /// Ops of the program in, by name.
+    /// Ops of the program in, by name; not those that are computed once, from frozen weights.
     pub ops_before: BTreeMap<String, usize>,
-    /// Ops of the program out, by name.
+    /// Ops of the program out, by name; those of every call, too.
     pub ops_after: BTreeMap<String, usize>,
     /// Calls that only torch understands, by target.
     pub opaque: BTreeMap<String, usize>,
@@ -135,8 +135,8 @@ impl Optimized {
                 Method::Ilp => "exact search",
             }
             .into(),
-            ops_before: count(&self.input),
-            ops_after: count(&self.output),
+            ops_before: count(&self.input, &weights_of(&self.input)),
+            ops_after: count(&self.output, &self.weights),
             opaque: opaque(&self.output),
             rules: used
                 .into_iter()
@@ -267,11 +267,12 @@ fn drawn(program: &Program, weights: &[bool], target: Option<&Target>) -> Vec<Dr
     nodes
 }
 
-fn count(program: &Program) -> BTreeMap<String, usize> {
+/// The ops of every call, as they are drawn.
+fn count(program: &Program, weights: &[bool]) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();
-    for name in program.op_names() {
-        if name != "tuple" {
-            *out.entry(name.to_string()).or_default() += 1;
+    for node in drawn(program, weights, None) {
+        if matches!(node.kind, "op" | "fused" | "opaque") && !node.folded {
+            *out.entry(node.op).or_default() += 1;
         }
     }
     out

@@ -255,6 +255,10 @@ fn what_has_no_plan_says_why() {
         let optimized = optimize(&program, &Options::default()).unwrap();
         let error = lower(&optimized, 1, &Wish::default()).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
+        assert!(
+            error.starts_with("no native plan: "),
+            "nothing is wrong with it: {error}"
+        );
     }
 }
 

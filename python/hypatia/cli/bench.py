@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import console, safe, table, write_json, write_text
+from .output import check_targets, console, safe, table, write_json, write_text
+from .subject import Own, check_device, load
 
 if TYPE_CHECKING:
     from hypatia.benching import Cell
@@ -22,9 +23,11 @@ QUICK_FLOPS = 1e9
 
 
 @click.command()
-@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD|MODULE:FACTORY]...")
 @click.option("--backend", "backends", type=click.Choice(BACKENDS), multiple=True, help="May be repeated.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Without it fp32, and models of your own as they are."
+)
 @click.option("--training", is_flag=True, help="Measure forward and backward.")
 @click.option(
     "--repeats", type=click.IntRange(1), default=7, show_default=True, help="Rounds of all backends."
@@ -39,7 +42,7 @@ def bench(
     ctx: click.Context,
     workloads: tuple[str, ...],
     backends: tuple[str, ...],
-    dtype: str,
+    dtype: str | None,
     training: bool,
     repeats: int,
     threads: int | None,
@@ -50,19 +53,23 @@ def bench(
 ) -> None:
     """Measure workloads on backends: time, ratio over eager, compile time, error to float64.
 
-    Without names, all workloads are measured on a GPU, and the quick ones on a CPU. The exit code is 1
-    when Hypatia fails on a workload or its result is worse than eager's. eager-graph is eager under a CUDA
-    graph, aot-eager a call through torch.compile that changes nothing, hypatia-direct hypatia.compile.
+    A model of your own is given as for `hypatia explain`: a function without arguments that returns
+    (model, inputs) or (model, inputs, kwargs). Without names, all workloads are measured on a GPU, and the
+    quick ones on a CPU. The exit code is 1 when Hypatia fails on a workload or its result is worse than
+    eager's. eager-graph is eager under a CUDA graph, aot-eager a call through torch.compile that changes
+    nothing, hypatia-direct hypatia.compile.
 
     \b
     Examples:
       hypatia bench
       hypatia bench tiny_b64 bert-base --backend eager --backend hypatia --backend inductor
+      hypatia bench models.py:build --backend eager --backend hypatia
       hypatia bench medium4 --training --dtype bf16 --html bench.html
       hypatia bench --list
     """
     from hypatia import workloads as known
 
+    check_targets(json_file, html)
     out = console(err=json_file == "-")
     if only_list:
         _list(out, list(known.WORKLOADS.values()))
@@ -71,8 +78,6 @@ def bench(
 
     from hypatia import benching, machine
 
-    from .subject import check_device
-
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     if threads:
@@ -80,8 +85,14 @@ def bench(
     chosen = _chosen(workloads, device)
     asked, notes = _backends(backends, device, training)
     notes += [warning] if (warning := machine.busy()) else []
-    cells = _measured(chosen, asked, benching.DTYPES[dtype], device, training, repeats)
-    settings = {"dtype": dtype, "device": device, "training": training, "repeats": repeats, "notes": notes}
+    cells = _measured(chosen, asked, dtype and benching.DTYPES[dtype], device, training, repeats)
+    settings = {
+        "dtype": dtype or _dtypes(chosen),
+        "device": device,
+        "training": training,
+        "repeats": repeats,
+        "notes": notes,
+    }
     _show(out, cells, settings)
     results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
     if json_file:
@@ -100,13 +111,19 @@ def _list(out: Any, known: list[Workload]) -> None:
     out.print(rows)
 
 
-def _chosen(names: tuple[str, ...], device: str) -> list[Workload]:
+def _dtypes(chosen: list[Workload | Own]) -> str:
+    """What was measured where no dtype was asked for."""
+    kinds = dict.fromkeys("as they are" if isinstance(w, Own) else "fp32" for w in chosen)
+    return ", ".join(kinds)
+
+
+def _chosen(names: tuple[str, ...], device: str) -> list[Workload | Own]:
     from hypatia import workloads as known
 
     if not names:
         return [w for w in known.WORKLOADS.values() if device != "cpu" or w.flops < QUICK_FLOPS]
     try:
-        return [known.find(name) for name in names]
+        return [Own(name, load(name, device)) if ":" in name else known.find(name) for name in names]
     except LookupError as e:
         raise click.ClickException(f"{e.args[0]} (hypatia bench --list)") from e
 
@@ -133,7 +150,7 @@ def _backends(given: tuple[str, ...], device: str, training: bool) -> tuple[list
 
 
 def _measured(
-    chosen: list[Workload], backends: list[str], dtype: Any, device: str, training: bool, repeats: int
+    chosen: list[Workload | Own], backends: list[str], dtype: Any, device: str, training: bool, repeats: int
 ) -> list[Cell]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -147,7 +164,7 @@ def _measured(
             cells += benching.bench(
                 workload,
                 backends,
-                dtype=dtype,
+                dtype=dtype or (None if isinstance(workload, Own) else benching.DTYPES["fp32"]),
                 device=device,
                 training=training,
                 repeats=repeats,

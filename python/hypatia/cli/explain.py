@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .output import write_json, write_text
+from .output import check_targets, console, progress, write_json, write_text
 from .subject import SubjectType, load, parse_options
 
 
@@ -18,6 +18,7 @@ from .subject import SubjectType, load, parse_options
 @click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="An option of the backend.")
 @click.option("--device", default="cpu", show_default=True, help="Where the model runs: cpu or cuda.")
 @click.option("--timings/--no-timings", default=True, help="Time eager and the compiled model.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 def explain(
     subject: str,
     html: str | None,
@@ -26,6 +27,7 @@ def explain(
     options: tuple[str, ...],
     device: str,
     timings: bool,
+    quiet: bool,
 ) -> None:
     """Show what is done to a model: rewrites, proof, costs, errors, times.
 
@@ -39,22 +41,26 @@ def explain(
       hypatia explain models.py:build --training --option numerics=exact
       hypatia explain mypackage.models:build --json -
     """
-    parsed = parse_options(options)
-    given = load(subject, device)
-    import hypatia
+    check_targets(html, json_file)
+    with progress(f"explain {subject}", quiet=quiet or json_file == "-") as told:
+        told("importing torch and the model")
+        parsed = parse_options(options)
+        given = load(subject, device)
+        import hypatia
 
-    report = hypatia.explain(
-        given.model,
-        *given.inputs,
-        kwargs=given.kwargs,
-        options=parsed or None,
-        training=training,
-        timings=timings,
-        name=given.name,
-    )
+        report = hypatia.explain(
+            given.model,
+            *given.inputs,
+            kwargs=given.kwargs,
+            options=parsed or None,
+            training=training,
+            timings=timings,
+            name=given.name,
+            progress=told,
+        )
     if html:
         write_text(str(Path(html)), report.html())
     if json_file:
         write_json(json_file, report.json())
     if json_file != "-":
-        click.echo(report.text())
+        report.print(console())

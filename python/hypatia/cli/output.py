@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,41 @@ def safe(*texts: str) -> list[str]:
     return [escape(t) for t in texts]
 
 
+@contextlib.contextmanager
+def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows what is being done, on standard error while that is a terminal; gives what to tell it with."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console(err=True), transient=True) as shown:
+        task = shown.add_task(title, total=None)
+        yield lambda text: shown.update(task, description=f"{title}: {text}")
+
+
+def check_targets(*targets: str | None) -> None:
+    """An error if one of these files cannot be written: before the work, not after it."""
+    for target in targets:
+        if target in (None, "-"):
+            continue
+        path = Path(target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = not path.exists()
+            path.open("ab").close()
+            if new:
+                path.unlink()
+        except OSError as e:
+            raise _unwritable(target, e) from e
+
+
 def write_json(target: str, data: Any) -> None:
     """Writes JSON to a file, or to standard output for ``-``."""
-    write_text(target, json.dumps(data, indent=1) + "\n")
+    from hypatia.plain import as_json
+
+    write_text(target, as_json(data) + "\n")
 
 
 def write_text(target: str, text: str) -> None:
@@ -62,8 +95,12 @@ def write_text(target: str, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as e:
-        raise click.ClickException(f"{target} cannot be written: {e.strerror or e}") from e
+        raise _unwritable(target, e) from e
     click.echo(f"written to {target}", err=True)
+
+
+def _unwritable(target: str, error: OSError) -> click.ClickException:
+    return click.ClickException(f"{target} cannot be written: {error.strerror or error}")
 
 
 def human_size(count: float) -> str:

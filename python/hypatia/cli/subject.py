@@ -35,6 +35,29 @@ class Subject:
     kwargs: dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A subject to be measured like a workload."""
+
+    name: str
+    subject: Subject
+
+    def build(self, dtype: Any, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model, its inputs and its keyword arguments; floating ones in this dtype, if one is given."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        inputs, kwargs = self.subject.inputs, self.subject.kwargs
+        if dtype is None:
+            return self.subject.model, inputs, kwargs
+
+        def cast(t: torch.Tensor) -> torch.Tensor:
+            return t.to(dtype) if t.is_floating_point() else t
+
+        inputs, kwargs = pytree.tree_map_only(torch.Tensor, cast, (inputs, kwargs))
+        return self.subject.model.to(dtype), inputs, kwargs
+
+
 def load(spec: str, device: str = "cpu") -> Subject:
     """The model that ``spec`` names, on the device; errors say what was expected."""
     check_device(device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from .output import console, safe, table, write_json
+from .output import console, progress, safe, table, write_json
 from .subject import SubjectType, load, parse_options
 
 
@@ -18,6 +19,7 @@ from .subject import SubjectType, load, parse_options
 @click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="An option of the backend.")
 @click.option("--device", default="cpu", show_default=True, help="Where the model runs: cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -27,6 +29,7 @@ def verify(
     options: tuple[str, ...],
     device: str,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Compare a compiled model with eager, float64 being the yardstick; exit code 1 if it is worse.
 
@@ -38,9 +41,29 @@ def verify(
       hypatia verify models.py:build --training
       hypatia verify models.py:build --against inductor
     """
+    with progress(f"verify {subject}", quiet=quiet or as_json) as told:
+        told("importing torch and the model")
+        name, found = _compared(subject, against, training, options, device, told)
+    if as_json:
+        write_json("-", _data(name, against, found))
+    else:
+        _show(name, against, found, training)
+    ctx.exit(0 if found.ok else 1)
+
+
+def _compared(
+    subject: str,
+    against: str,
+    training: bool,
+    options: tuple[str, ...],
+    device: str,
+    told: Callable[[str], None],
+) -> tuple[str, Any]:
+    """The name of the model, and what the comparison showed."""
     import torch
 
     import hypatia
+    from hypatia import stages
     from hypatia.gradients import WithGradients
 
     if against not in torch._dynamo.list_backends(exclude_tags=()):
@@ -52,12 +75,8 @@ def verify(
     reference, candidate = given.model, compiled
     if training:
         reference, candidate = WithGradients(given.model), WithGradients(given.model, compiled)
-    found = hypatia.verify(reference, candidate, *given.inputs, kwargs=given.kwargs)
-    if as_json:
-        write_json("-", _data(given.name, against, found))
-    else:
-        _show(given.name, against, found, training)
-    ctx.exit(0 if found.ok else 1)
+    with stages.watching(told), stages.dynamo():
+        return given.name, hypatia.verify(reference, candidate, *given.inputs, kwargs=given.kwargs)
 
 
 def _data(name: str, backend: str, found: Any) -> dict[str, Any]:

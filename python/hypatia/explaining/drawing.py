@@ -50,9 +50,12 @@ def is_weight(node: dict[str, Any]) -> bool:
 
 
 def label(node: dict[str, Any]) -> str:
-    """What stands in a node: its op, or the name of an input."""
-    text = node["name"] if node["kind"] in ("input", "weight") else node["op"]
-    text = "result" if node["kind"] == "result" else text
+    """What stands in a node: its op, or what the model calls an input."""
+    if node["kind"] in ("input", "weight"):
+        # Of a path, the end says more.
+        text = node["called"]
+        return text if len(text) <= LONGEST_LABEL else "…" + text[1 - LONGEST_LABEL :]
+    text = "result" if node["kind"] == "result" else node["op"]
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 

@@ -35,6 +35,7 @@ def render(report: dict[str, Any]) -> str:
             for graph, title, drawn in zip(report["graphs"], titles, data, strict=True)
         ],
         timings=_timings(report["timings"]),
+        timeline=_bars({part["stage"]: part["seconds"] for part in report["timeline"]}),
         style=_part("page.css"),
         script=script,
         # The page runs this script only, whatever a name in it may contain.
@@ -94,6 +95,7 @@ def _largest(results: list[dict[str, Any]], who: str) -> Any:
 def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str, Any]:
     """What the template shows of a graph."""
     before, after = graph["drawn"]["before"], graph["drawn"]["after"]
+    ops = dict(zip(("before", "after"), words.ops(graph), strict=True))
     steps: dict[str, int] = {}
     for step in graph["proof"]:
         steps[step["rule"]] = steps.get(step["rule"], 0) + 1
@@ -105,13 +107,13 @@ def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str,
             {
                 "side": side,
                 "title": side.capitalize(),
-                "nodes": sum(not is_weight(n) and n["kind"] in ("op", "fused", "opaque") for n in nodes),
+                "nodes": ops[side],
                 "cost": graph[f"cost_{side}"],
             }
-            for side, nodes in (("before", before), ("after", after))
+            for side in ("before", "after")
         ],
+        "modules": words.modules(graph),
         "waterfall": _waterfall(graph, savings(replaced(before, after))),
-        "stages": _bars({f"{name}": ms * 1e-3 for name, ms in graph["times"].items()}),
         "rule_steps": steps,
     }
 
@@ -185,20 +187,52 @@ def _data(graph: dict[str, Any]) -> dict[str, Any]:
     rules = list(dict.fromkeys(step["rule"] for step in graph["proof"]))
     number = {rule: i for i, rule in enumerate(rules)}
     groups = replaced(graph["drawn"]["before"], graph["drawn"]["after"])
+    lines: dict[tuple[str, str, str], int] = {}
     sides = {}
     for side, nodes in graph["drawn"].items():
         other = {n["name"] for n in graph["drawn"]["after" if side == "before" else "before"]}
         group = {n["id"]: i for i, members in enumerate(groups) for n in members[side]}
+        reads = _weights_read(nodes)
         sides[side] = {
-            "nodes": [{**_node(n, other), "group": group.get(n["id"], -1)} for n in nodes],
+            "nodes": [
+                {
+                    **_node(n, other),
+                    "line": _line(n, lines),
+                    "group": group.get(n["id"], -1),
+                    "reads": reads[n["id"]],
+                }
+                for n in nodes
+            ],
             "flow": drawn(nodes, weights=False),
             "all": drawn(nodes, weights=True),
         }
     return {
         **sides,
+        "lines": list(lines),
         "rules": rules,
         "proof": [[number[s["rule"]], int(s["forward"]), s["before"], s["after"]] for s in graph["proof"]],
     }
+
+
+def _weights_read(nodes: list[dict[str, Any]]) -> dict[int, str]:
+    """Names of the weights that nodes read, which are not drawn at first, by the numbers of the nodes."""
+    known = {n["id"]: n for n in nodes}
+    names: dict[int, list[str]] = {}
+    for n in nodes:
+        names[n["id"]] = [n["called"]] if n["kind"] == "weight" else []
+        for i in n["inputs"]:
+            if i in names and is_weight(known[i]):
+                names[n["id"]] += names[i]
+    return {i: " ".join(found) for i, found in names.items()}
+
+
+def _line(node: dict[str, Any], lines: dict[tuple[str, str, str], int]) -> int:
+    """The number of a node's line among all lines; -1 if it has none."""
+    place = node["line"]
+    if place is None:
+        return -1
+    key = (words.line(place), f"{place['file']}:{place['line']} in {place['function']}", place["code"])
+    return lines.setdefault(key, len(lines))
 
 
 def _node(node: dict[str, Any], other: set[str]) -> dict[str, Any]:
@@ -209,6 +243,8 @@ def _node(node: dict[str, Any], other: set[str]) -> dict[str, Any]:
         "shape": shape(node),
         "op": node["op"],
         "name": node["name"],
+        "called": node["called"] if node["called"] != node["name"] else "",
+        "module": node["module"],
         "type": node["type"],
         "attrs": " ".join(node.get("attrs", ())),
         "cost": round(node["cost"], 4),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,14 @@ from rich.console import Console
 
 from .. import machine
 from .._native import __version__
+from ..pipeline import Left
+from ..plain import as_json, plain
 from ..report import GraphReport, Replay
+from ..stages import ORDER
 from ..verification import Verification
 from . import page, text
+from .breaks import Break
+from .memory import memory
 
 WIDTH = 110
 """Columns of the plain text."""
@@ -51,12 +54,24 @@ class Report:
     verification: Verification | None
     unverified: str
     compared: list[str]
-    first_call: float
+    timeline: dict[str, float]
+    """Seconds of the stages of the first call, each without those inside of it."""
+    breaks: list[Break]
+    """Where Dynamo cut the model into several graphs."""
+    left: list[Left]
+    """Graphs that run as they were captured."""
+    weights: frozenset[str]
+    """Names of the model's parameters and buffers."""
     timings: Timings | None
+
+    @property
+    def first_call(self) -> float:
+        """Seconds of the first call: the sum of its stages."""
+        return sum(self.timeline.values())
 
     def json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite are strings."""
-        return _plain(
+        return plain(
             {
                 "model": self.name,
                 "training": self.training,
@@ -70,10 +85,16 @@ class Report:
                     side: sum(g.data[f"cost_{side}"] for g in self.graphs) for side in ("before", "after")
                 },
                 "first_call": self.first_call,
+                "timeline": [
+                    {"stage": name, "seconds": self.timeline[name]} for name in ORDER if name in self.timeline
+                ],
+                "breaks": [dataclasses.asdict(b) for b in self.breaks],
+                "left": [dataclasses.asdict(g) for g in self.left],
                 "verification": self._verification(),
                 "timings": dataclasses.asdict(self.timings) if self.timings else None,
                 "graphs": [
-                    _graph(graph, replay) for graph, replay in zip(self.graphs, self.replays, strict=True)
+                    _graph(graph, replay, self.weights)
+                    for graph, replay in zip(self.graphs, self.replays, strict=True)
                 ],
             }
         )
@@ -100,7 +121,7 @@ class Report:
         path = Path(path)
         forms = {
             ".html": self.html,
-            ".json": lambda: json.dumps(self.json(), indent=1, allow_nan=False),
+            ".json": lambda: as_json(self.json()),
             ".txt": self.text,
         }
         if path.suffix not in forms:
@@ -125,9 +146,13 @@ class Report:
         return {"status": "passed" if v.ok else "failed", "reason": v.reason, "results": results}
 
 
-def _graph(graph: GraphReport, replay: Replay | None) -> dict[str, Any]:
+def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -> dict[str, Any]:
     return {
         **graph.data,
+        "kept": graph.kept,
+        "no_plan": graph.no_plan or None,
+        "forms": graph.times,
+        "memory": memory(graph, weights),
         "fused": graph.fused,
         "programs": list(graph.programs),
         "drawn": graph.graphs,
@@ -135,14 +160,3 @@ def _graph(graph: GraphReport, replay: Replay | None) -> dict[str, Any]:
         "replay": None if replay is None else {**dataclasses.asdict(replay), "holds": replay.holds},
         "proof": graph.proof if replay is not None else [],
     }
-
-
-def _plain(value: Any) -> Any:
-    """The same data as JSON knows it."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import statistics
 import time
@@ -14,10 +15,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .. import backend, machine
+from .. import backend, machine, stages
 from ..options import Options
+from ..pipeline import Left, hearing_of_left
 from ..report import GraphReport, Replay
 from ..verification import Verification, verify
+from .breaks import Breaks
 from .report import Report, Timings
 
 REPLAY_LIMIT = 2_000_000
@@ -34,6 +37,8 @@ REPETITIONS = (5, 50)
 
 _explained = itertools.count()
 
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def explain(
     model: Callable[..., Any],
@@ -43,12 +48,13 @@ def explain(
     training: bool = False,
     timings: bool = True,
     name: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compiles a model for these inputs and reports what was done to it, how exact and how fast it is.
 
     The model, its gradients, the inputs and the random number generators are left as they were.
     With ``training``, a backward pass of the summed floating results is compiled, compared and timed too.
-    ``name`` is the title; without it the class or the function gives it.
+    ``name`` is the title; without it the class or the function gives it. ``progress`` is told what begins.
     """
     if not callable(model):
         raise TypeError(f"a model is a module or a function, not {type(model).__name__}")
@@ -60,15 +66,26 @@ def explain(
     eager = Step(model, model, training)
     busy = machine.busy()
     with _untouched(model, device):
+        progress("the model as it is")
         # First as it is: a model that cannot run fails with its own error, not with a compiler's.
         _call(eager, arguments)
-        start = time.perf_counter()
-        with backend.collecting() as graphs:
-            compiled = Step(model, _compiled(model, options), training)
+        left: list[Left] = []
+        breaks = Breaks()
+        with (
+            backend.collecting() as graphs,
+            hearing_of_left(left.append),
+            stages.watching(progress) as timeline,
+            stages.dynamo(),
+        ):
+            compiled = Step(model, _compiled(model, options, breaks), training)
             _call(compiled, arguments)
-        first = time.perf_counter() - start
+        progress("comparison with float64")
         verification, reason = _verified(eager, compiled, arguments)
+        progress("times of calls")
         timed = _timed(eager, compiled, arguments, device, busy) if timings else None
+    for graph in graphs:
+        graph.inputs = _own_names(model, arguments, graph.inputs)
+    progress("the proof, once more")
     return Report(
         name=name or _name(model),
         device=device,
@@ -79,7 +96,10 @@ def explain(
         verification=verification,
         unverified=reason,
         compared=eager.names(len(verification.candidate)) if verification else [],
-        first_call=first,
+        timeline=timeline.seconds,
+        breaks=breaks.listed(),
+        left=left,
+        weights=_weights(model),
         timings=timed,
     )
 
@@ -124,7 +144,35 @@ class Step(nn.Module):
         return results + [f"gradient of {name}" for name in self.gradients]
 
 
-def _compiled(model: Callable[..., Any], options: Mapping[str, Any] | None) -> Callable[..., Any]:
+def _own_names(
+    model: Callable[..., Any], arguments: tuple[Any, dict[str, Any]], inputs: list[str]
+) -> list[str]:
+    """What the model calls its inputs, which reach it through `explained`."""
+    args, kwargs = arguments
+    names = {f"kwargs['{name}']": name for name in kwargs}
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+        positional = [p.name for p in signature.parameters.values() if p.kind in _BY_PLACE]
+        names |= {f"args[{i}]": name for i, (name, _) in enumerate(zip(positional, args, strict=False))}
+
+    def own(name: str) -> str:
+        whole = next((w for w in names if name == w or name.startswith(w + "[")), None)
+        return name if whole is None else names[whole] + name[len(whole) :]
+
+    return [own(name) for name in inputs]
+
+
+def _weights(model: Callable[..., Any]) -> frozenset[str]:
+    """Names of parameters and buffers."""
+    if not isinstance(model, nn.Module):
+        return frozenset()
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return frozenset(name for part in named for name, _ in part)
+
+
+def _compiled(
+    model: Callable[..., Any], options: Mapping[str, Any] | None, breaks: Breaks
+) -> Callable[..., Any]:
     """The model compiled for this report alone.
 
     Dynamo keeps what it compiled at the code object and takes it for every equal backend. A code object
@@ -133,6 +181,7 @@ def _compiled(model: Callable[..., Any], options: Mapping[str, Any] | None) -> C
     """
 
     def own_backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        breaks.saw(gm)
         return backend.hypatia(gm, example_inputs, options=options)
 
     def explained(*args: Any, **kwargs: Any) -> Any:

@@ -28,13 +28,16 @@ def _parts(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text("")
     yield _summary(report)
     if not report["graphs"]:
-        yield Text("\nNo graph was compiled; the model runs as it was. The log of 'hypatia' says why.")
+        yield Text("\nNo graph was compiled; the model runs as it was.")
+    yield from _cuts(report)
     titles = words.titles([graph["kind"] for graph in report["graphs"]])
     for graph, title in zip(report["graphs"], titles, strict=True):
         yield from _graph(graph, title)
     if report["verification"]["results"]:
         yield _title("Accuracy, to float64")
         yield _accuracy(report["verification"]["results"])
+    yield _title(f"First call, {words.duration(report['first_call'])}")
+    yield _timeline(report["timeline"], report["first_call"])
 
 
 def _machine(report: dict[str, Any]) -> str:
@@ -69,7 +72,8 @@ def _summary(report: dict[str, Any]) -> Table:
 def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
     yield _title(title)
     table = Table.grid(padding=(0, 2))
-    before, after = sum(graph["ops_before"].values()), sum(graph["ops_after"].values())
+    before, after = words.ops(graph)
+    table.add_row("runs", Text(words.runs(graph)))
     table.add_row("ops", f"{before} -> {after}, {sum(graph['opaque'].values())} left to torch")
     change = words.change(graph["cost_before"], graph["cost_after"])
     costs = f"{words.cost(graph['cost_before'])} -> {words.cost(graph['cost_after'])} ({change})"
@@ -96,6 +100,10 @@ def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
     if changes:
         yield Text("")
         yield _changes(changes[:SHOWN])
+    yield Text("")
+    yield _modules(words.modules(graph))
+    yield Text("")
+    yield _memory(graph["memory"])
 
 
 def _rules(rules: list[dict[str, Any]]) -> Table:
@@ -116,6 +124,57 @@ def _changes(changes: list[dict[str, Any]]) -> Table:
         row = (c["before"], c["after"] or "nothing", str(c["times"]), sign + words.cost(abs(delta)))
         table.add_row(*map(Text, row))
     return table
+
+
+def _modules(modules: list[dict[str, Any]]) -> Table:
+    """The dearest modules."""
+    table = Table("module", "lines", "ops", "cost", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    dearest = sorted(modules, key=lambda m: -max(m["cost_before"], m["cost_after"]))
+    for m in dearest[:SHOWN]:
+        lines = ", ".join(m["lines"][:2]) + (", …" if len(m["lines"]) > 2 else "")
+        costs = f"{words.cost(m['cost_before'])} -> {words.cost(m['cost_after'])}"
+        table.add_row(
+            *map(Text, (m["module"] or "the model", lines, f"{m['before']} -> {m['after']}", costs))
+        )
+    if len(dearest) > SHOWN:
+        table.add_row(f"and {len(dearest) - SHOWN} more", "", "", "")
+    return table
+
+
+def _memory(memory: dict[str, dict[str, int]]) -> Table:
+    table = Table("memory", "eager", "hypatia", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, taken in memory.items():
+        table.add_row(name, words.size(taken["eager"]), words.size(taken["hypatia"]))
+    return table
+
+
+def _timeline(timeline: list[dict[str, Any]], whole: float) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for part in timeline:
+        share = 100 * part["seconds"] / (whole or 1.0)
+        table.add_row(part["stage"], words.duration(part["seconds"]), f"{share:.0f} %")
+    return table
+
+
+def _cuts(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Graph breaks, and graphs that were left as they are."""
+    if report["breaks"]:
+        yield _title("Graph breaks")
+        for b in report["breaks"]:
+            times = f" ({b['times']} times)" if b["times"] > 1 else ""
+            place = f"{words.line(b['line'])}: " if b["line"] else ""
+            yield Text(f"{place}{b['reason']}{times}")
+    if report["left"]:
+        yield _title("Graphs that run as they were captured")
+        for g in report["left"]:
+            yield Text(f"{g['kind']}: {g['reason']}")
 
 
 def _accuracy(results: list[dict[str, Any]]) -> Table:

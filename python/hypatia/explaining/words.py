@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 NUMERICS = {
     "exact": "bit for bit the same",
@@ -56,6 +58,54 @@ def error(value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or "none"
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def size(count: float) -> str:
+    """Bytes with the unit that fits them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{digits(count)} {unit}"
+        count /= 1024
+    return f"{digits(count)} GiB"
+
+
+def ops(graph: Mapping[str, Any]) -> tuple[int, int]:
+    """How many ops a call of a graph has before and after; what is computed once from weights is none."""
+    return sum(graph["ops_before"].values()), sum(graph["ops_after"].values())
+
+
+def runs(graph: Mapping[str, Any]) -> str:
+    """Which form of a graph runs, why, and what forms take."""
+    by = {"plan": "by its native plan", "graph": "by torch's ops", "eager": "as it was captured"}
+    text = by.get(graph["kept"], graph["kept"])
+    if graph["no_plan"]:
+        text += f"; no native plan: {graph['no_plan']}"
+    if graph["forms"]:
+        names = {"plan": "plan", "graph": "torch's ops", "eager": "eager"}
+        each = (f"{names.get(name, name)} {duration(seconds)}" for name, seconds in graph["forms"].items())
+        text += f" ({', '.join(each)})"
+    return text
+
+
+def line(place: Mapping[str, Any] | None) -> str:
+    """A line of a program, without its folders."""
+    return f"{Path(place['file']).name}:{place['line']}" if place else ""
+
+
+def modules(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Ops and costs by module, in the order in which they are called."""
+    found: dict[str, dict[str, Any]] = {}
+    for side in ("before", "after"):
+        for node in graph["drawn"][side]:
+            if node["kind"] in ("op", "fused", "opaque") and not node["folded"]:
+                empty = {"module": node["module"], "lines": [], "before": 0, "after": 0}
+                entry = found.setdefault(node["module"], {**empty, "cost_before": 0.0, "cost_after": 0.0})
+                entry[side] += 1
+                entry[f"cost_{side}"] += node["cost"]
+                place = line(node["line"])
+                if place and place not in entry["lines"]:
+                    entry["lines"].append(place)
+    return list(found.values())
 
 
 def count(number: int, noun: str) -> str:

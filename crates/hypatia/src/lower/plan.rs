@@ -80,7 +80,7 @@ impl Wish {
 }
 
 fn no_plan(why: impl Into<String>) -> Error {
-    Error::Graph(format!("no native plan: {}", why.into()))
+    Error::NoPlan(why.into())
 }
 
 /// Lowers an optimized program with so many results.

@@ -2,6 +2,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const STEPS_AT_ONCE = 200;
+const SECTIONS = ["graphs", "rewrites", "cost", "modules", "memory", "proof"];
 const search = document.getElementById("search");
 const panels = [...document.querySelectorAll(".graph")];
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -79,14 +80,17 @@ class GraphView {
   about(pane, node) {
     const list = element("dl", {});
     const row = (name, ...value) => list.append(element("dt", {}, name), element("dd", {}, ...value));
-    row("name", element("code", {}, node.name));
+    row("name", element("code", {}, node.called || node.name));
+    if (node.module) row("module", finder(node.module));
+    const line = this.data.lines[node.line];
+    if (line) row("line", finder(line[0], line[1]), " ", element("code", {}, line[2]));
     row("type", element("code", {}, node.type));
     if (node.attrs) row("arguments", element("code", {}, node.attrs));
     row("cost", node.kind === "folded" ? "none: folded once from weights" : cost(node.cost));
     const links = (ids) =>
       ids.map((id) => {
         const to = pane.nodes.get(id);
-        const button = element("button", { type: "button" }, to.op === "input" ? to.name : `${to.op} ${to.name}`);
+        const button = element("button", { type: "button" }, to.op === "input" ? to.called || to.name : `${to.op} ${to.name}`);
         button.disabled = !pane.places.has(id);
         button.addEventListener("click", () => pane.select(id, { centre: true }));
         return button;
@@ -116,6 +120,11 @@ class GraphView {
     fill(list, steps, this.data.rules, STEPS_AT_ONCE);
     find();
   }
+}
+
+// A button that searches for what stands on it.
+function finder(text, title = "") {
+  return element("button", { type: "button", class: "find", title }, text);
 }
 
 // Adds the next steps to a list, with a button for more of them.
@@ -162,8 +171,10 @@ function find() {
   const text = search.value.trim().toLowerCase();
   const words = text.split(/\s+/).filter(Boolean);
   const matches = (value) => words.every((word) => value.includes(word));
-  const node = (n) => matches(`${n.op} ${n.name} ${n.type} ${n.attrs} ${n.kind}`.toLowerCase());
   const view = views.get(panels.find((panel) => !panel.hidden));
+  const line = (n) => view.data.lines[n.line]?.[0] ?? "";
+  const about = (n) => `${n.op} ${n.name} ${n.called} ${n.module} ${line(n)} ${n.type} ${n.attrs} ${n.kind} ${n.reads}`;
+  const node = (n) => matches(about(n).toLowerCase());
   found = [];
   current = -1;
   const counts = [];
@@ -200,11 +211,11 @@ function showTab(index) {
   });
   // A graph is drawn when it is first seen.
   if (!views.has(panels[index])) views.set(panels[index], new GraphView(panels[index]));
-  for (const id of ["graphs", "rewrites", "cost", "proof"]) {
-    const sections = panels[index].querySelectorAll("section");
+  const sections = panels[index].querySelectorAll("section");
+  SECTIONS.forEach((id, i) => {
     document.getElementById(id)?.removeAttribute("id");
-    sections[["graphs", "rewrites", "cost", "proof"].indexOf(id)].id = id;
-  }
+    sections[i].id = id;
+  });
   find();
 }
 
@@ -215,6 +226,13 @@ search.addEventListener("keydown", (event) => {
     search.value = "";
     find();
   }
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button.find");
+  if (!button) return;
+  search.value = button.textContent;
+  find();
+  go(1);
 });
 document.getElementById("next").addEventListener("click", () => go(1));
 document.getElementById("previous").addEventListener("click", () => go(current < 0 ? 0 : -1));

@@ -213,9 +213,9 @@ class Pane {
     const node = id === null ? null : this.nodes.get(id);
     this.tip.hidden = !node;
     if (!node) return;
-    const title = element("b", {}, node.op === "input" ? node.name : node.op);
+    const title = element("b", {}, node.op === "input" ? node.called || node.name : node.op);
     this.tip.replaceChildren(title, ` ${node.attrs}`, element("br", {}));
-    const about = [node.name, node.type, node.kind === "folded" ? "folded once" : cost(node.cost)];
+    const about = [node.module || node.name, node.type, node.kind === "folded" ? "folded once" : cost(node.cost)];
     if (!node.kept) about.push(this.side === "before" ? "not computed after" : "new value");
     this.tip.append(about.join(" · "));
     const box = this.svg.getBoundingClientRect();
