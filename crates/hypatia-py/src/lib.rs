@@ -165,7 +165,9 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
         let options: PyOptions = serde_json::from_str(options).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let program = import::import(&captured).map_err(failed)?;
-        let optimized = hypatia::optimize(&program, &options.options()?).map_err(failed)?;
+        let mut options = options.options()?;
+        options.limits.autograd = captured.autograd;
+        let optimized = hypatia::optimize(&program, &options).map_err(failed)?;
         Ok(Optimization {
             optimized,
             results: captured.outputs.len(),

@@ -314,6 +314,8 @@ pub struct RuleDoc {
     pub numerics: Numerics,
     /// The law.
     pub law: String,
+    /// Whether both sides have the same gradient too.
+    pub gradient: bool,
     /// Guards.
     pub guards: Vec<&'static str>,
 }
@@ -343,6 +345,7 @@ pub fn rule_docs() -> Vec<RuleDoc> {
         phase: r.phase,
         numerics: r.numerics,
         law: r.law.clone(),
+        gradient: r.gradient,
         guards: r.guards.to_vec(),
     };
     rules().iter().map(doc).collect()

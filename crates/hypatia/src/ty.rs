@@ -113,20 +113,46 @@ impl DType {
         }
     }
 
-    /// Rounds a real number to the nearest value of this type, as a store would.
+    /// The value of this type that a result is stored as: floats are rounded, whole numbers wrap.
     pub fn round(self, v: f64) -> f64 {
         match self {
             DType::F64 => v,
             DType::F32 => v as f32 as f64,
-            DType::F16 => half::f16::from_f64(v).to_f64(),
+            // torch computes in f32 and rounds from there.
+            DType::F16 => half::f16::from_f32(v as f32).to_f64(),
             DType::BF16 => half::bf16::from_f32(v as f32).to_f64(),
             DType::Bool => f64::from(v != 0.0),
-            DType::U8 => (v.trunc() as i64 as u8) as f64,
-            DType::I8 => (v.trunc() as i64 as i8) as f64,
-            DType::I16 => (v.trunc() as i64 as i16) as f64,
-            DType::I32 => (v.trunc() as i64 as i32) as f64,
-            DType::I64 => v.trunc(),
+            DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => self.wrap(v.trunc()),
         }
+    }
+
+    /// A whole number modulo the size of an integer type.
+    fn wrap(self, v: f64) -> f64 {
+        let all = 2f64.powi(8 * self.size() as i32);
+        // Exact, as is the sum below.
+        let rest = v % all;
+        let (least, most) = match self {
+            DType::U8 => (0.0, all),
+            _ => (-all / 2.0, all / 2.0),
+        };
+        match rest {
+            r if r >= most => r - all,
+            r if r < least => r + all,
+            r if r.is_nan() => 0.0,
+            r => r,
+        }
+    }
+
+    /// A value of another type in this one, as torch converts it on a CPU. What an integer type has no place for is what
+    /// the processor's conversion to 32 bits leaves of it, or to 64 bits for bytes without sign and the widest type.
+    pub fn convert(self, v: f64, from: DType) -> f64 {
+        if !from.is_float() || !self.is_int() {
+            return self.round(v);
+        }
+        self.round(match self {
+            DType::U8 | DType::I64 => truncated_64(v) as f64,
+            _ => truncated_32(v) as f64,
+        })
     }
 
     /// Unit roundoff of a floating type; zero for the others.
@@ -139,6 +165,23 @@ impl DType {
             _ => 0.0,
         }
     }
+}
+
+/// Whether conversions of what is out of range give the least number; elsewhere they give the nearest, and zero for NaN.
+const LEAST_OUTSIDE: bool = cfg!(any(target_arch = "x86", target_arch = "x86_64"));
+
+/// Truncation to 32 bits, by this machine's conversion.
+#[inline(always)]
+pub fn truncated_32(x: f64) -> i64 {
+    let inside = x > -2_147_483_649.0 && x < 2_147_483_648.0;
+    i64::from(if inside || !LEAST_OUTSIDE { x as i32 } else { i32::MIN })
+}
+
+/// Truncation to 64 bits, by this machine's conversion.
+#[inline(always)]
+pub fn truncated_64(x: f64) -> i64 {
+    let inside = x.abs() < 9_223_372_036_854_775_808.0;
+    if inside || !LEAST_OUTSIDE { x as i64 } else { i64::MIN }
 }
 
 impl fmt::Display for DType {
@@ -277,6 +320,45 @@ impl fmt::Display for Ty {
                 }
                 f.write_str(")")
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_wrap_at_the_limits_of_their_type() {
+        for (dtype, from, to) in [
+            (DType::U8, 256.0, 0.0),
+            (DType::U8, -1.0, 255.0),
+            (DType::I8, 128.0, -128.0),
+            (DType::I8, -129.0, 127.0),
+            (DType::I16, 32768.0, -32768.0),
+            (DType::I32, 2147483648.0, -2147483648.0),
+            (DType::I64, 9223372036854775808.0, -9223372036854775808.0),
+            (DType::I64, -1.0, -1.0),
+        ] {
+            assert_eq!(dtype.round(from), to, "{dtype} {from}");
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn floats_out_of_range_become_what_torch_makes_of_them() {
+        for (dtype, from, to) in [
+            (DType::I32, 2147483648.0, -2147483648.0),
+            (DType::I32, 2147483647.0, 2147483647.0),
+            (DType::I32, f64::NAN, -2147483648.0),
+            (DType::I64, f64::INFINITY, -9223372036854775808.0),
+            (DType::I16, 2147483904.0, 0.0),
+            (DType::U8, 4294967303.0, 7.0),
+            (DType::I8, 4294967303.0, 0.0),
+            (DType::I8, 300.0, 44.0),
+            (DType::U8, -1.0, 255.0),
+        ] {
+            assert_eq!(dtype.convert(from, DType::F64), to, "{dtype} {from}");
         }
     }
 }

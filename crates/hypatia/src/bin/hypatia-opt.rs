@@ -17,6 +17,8 @@ use hypatia::{Optimized, Options, optimize};
 ///   echo '(relu (linear w:[512,784] b:[512] x:[64,784]))' | hypatia-opt
 ///
 /// Inputs whose names start with w or b count as frozen weights (see --live).
+///
+/// The exit code is 0, 1 if a proof that was asked for does not hold, 2 if the program cannot be read or optimized.
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
@@ -39,9 +41,9 @@ struct Cli {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli) {
-        Ok(text) => {
+        Ok((text, holds)) => {
             print!("{text}");
-            ExitCode::SUCCESS
+            if holds { ExitCode::SUCCESS } else { ExitCode::from(1) }
         }
         Err(message) => {
             eprintln!("hypatia-opt: {message}");
@@ -50,7 +52,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<String, String> {
+/// What to print, and whether the proof holds, if it was asked for.
+fn run(cli: &Cli) -> Result<(String, bool), String> {
     let (name, source) = read(cli)?;
     let weights = if cli.live { Weights::Live } else { Weights::Frozen };
     let program = text::parse(&source, weights).map_err(|e| format!("{name}:{e}"))?;
@@ -63,10 +66,13 @@ fn run(cli: &Cli) -> Result<String, String> {
     options.limits.nodes = cli.nodes;
     let optimized = optimize(&program, &options).map_err(|e| e.to_string())?;
     let mut out = summary(&optimized);
+    let mut holds = true;
     if cli.explain {
-        out.push_str(&proof(&optimized)?);
+        let (text, held) = proof(&optimized)?;
+        out.push_str(&text);
+        holds = held;
     }
-    Ok(out)
+    Ok((out, holds))
 }
 
 fn read(cli: &Cli) -> Result<(String, String), String> {
@@ -111,9 +117,9 @@ fn summary(o: &Optimized) -> String {
     )
 }
 
-fn proof(o: &Optimized) -> Result<String, String> {
+fn proof(o: &Optimized) -> Result<(String, bool), String> {
     let Some(proof) = &o.proof else {
-        return Ok(String::new());
+        return Ok((String::new(), true));
     };
     let mut out = format!("; proof, {} steps\n", proof.steps.len());
     for (i, step) in proof.steps.iter().enumerate() {
@@ -140,5 +146,5 @@ fn proof(o: &Optimized) -> Result<String, String> {
     for failure in &replay.failures {
         out.push_str(&format!("; {failure}\n"));
     }
-    Ok(out)
+    Ok((out, replay.holds()))
 }

@@ -2,6 +2,7 @@
 //! out, taken from the e-graph, and checked again without it.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::rc::Rc;
 
 use egg::{Id, Language, RecExpr, Symbol, TreeExplanation, TreeTerm};
@@ -95,7 +96,7 @@ impl Proof {
 
     /// Both sides of a step, with what they share written as `$1`, `$2`, ….
     pub fn step_text(&self, step: &Step) -> Result<(String, String)> {
-        let local = self.local(step)?;
+        let local = self.local(step, 0)?;
         let side = |root: Id| {
             let mut p = local.program.clone();
             p.root = root;
@@ -115,12 +116,11 @@ impl Proof {
             failures: vec![],
         };
         for (i, step) in self.steps.iter().enumerate() {
-            let local = self.local(step)?;
-            match local.difference(seed.wrapping_add(i as u64), budget)? {
+            match self.difference(step, seed.wrapping_add(i as u64), budget)? {
                 None => replay.skipped += 1,
                 Some(d) => {
                     replay.evaluated += 1;
-                    if d.is_nan() || d > 1e-9 {
+                    if !equal(d) {
                         replay
                             .failures
                             .push(format!("step {} ({}): relative difference {d:e}", i + 1, step.rule));
@@ -130,6 +130,22 @@ impl Proof {
             }
         }
         Ok(replay)
+    }
+
+    /// How far the two sides of a step are apart, relative to their size; none when they cannot be evaluated.
+    ///
+    /// What both sides share stands for anything at first, which says more than the step does. If the sides differ
+    /// then, what is shared may be part of the rule, as in `(relu (relu x)) = (relu x)`: it is written out a level
+    /// deeper each time, until there is nothing left to write out.
+    fn difference(&self, step: &Step, seed: u64, budget: f64) -> Result<Option<f64>> {
+        let mut depth = 0;
+        loop {
+            let local = self.local(step, depth)?;
+            match local.difference(seed, budget)? {
+                Some(d) if !equal(d) && local.cut => depth += 1,
+                found => return Ok(found),
+            }
+        }
     }
 
     /// Congruence closure over the steps alone.
@@ -170,15 +186,23 @@ impl Proof {
         }
     }
 
-    /// A step on its own: what both sides share becomes inputs.
-    fn local(&self, step: &Step) -> Result<Local> {
+    /// A step on its own: what both sides share becomes inputs, but for what is at most so far below one of them.
+    fn local(&self, step: &Step, depth: usize) -> Result<Local> {
         let reach = |root: Id| {
-            let mut seen = FxHashSet::default();
-            let mut stack = vec![root];
-            while let Some(id) = stack.pop() {
-                if seen.insert(id) {
-                    stack.extend(self.terms.node(id).children.iter().copied());
+            let mut seen: FxHashMap<Id, usize> = FxHashMap::default();
+            let mut level = vec![root];
+            for below in 0.. {
+                level.retain(|id| match seen.entry(*id) {
+                    Entry::Occupied(_) => false,
+                    Entry::Vacant(place) => *place.insert(below) == below,
+                });
+                if level.is_empty() {
+                    break;
                 }
+                level = level
+                    .iter()
+                    .flat_map(|id| self.terms.node(*id).children.clone())
+                    .collect();
             }
             seen
         };
@@ -188,18 +212,29 @@ impl Proof {
         program.leaves.hints = self.terms.leaves.hints.clone();
         let mut cut = Cut {
             terms: &self.terms,
-            shared: &|id| a.contains(&id) && b.contains(&id),
+            shared: &|id| match (a.get(&id), b.get(&id)) {
+                // What only torch understands stands for anything at every depth.
+                (Some(x), Some(y)) => *x.min(y) > depth || matches!(self.terms.node(id).op, Op::Opaque(_)),
+                _ => false,
+            },
             place: BTreeMap::new(),
             program,
+            cut: false,
         };
         let before = cut.copy(step.before)?;
         let after = cut.copy(step.after)?;
         Ok(Local {
+            cut: cut.cut,
             program: cut.program,
             before,
             after,
         })
     }
+}
+
+/// Equal but for rounding.
+fn equal(difference: f64) -> bool {
+    difference <= 1e-9
 }
 
 fn add_expr(terms: &mut Program, expr: &RecExpr<Node>) -> Result<Id> {
@@ -300,6 +335,8 @@ struct Cut<'a> {
     shared: &'a dyn Fn(Id) -> bool,
     place: BTreeMap<Id, Id>,
     program: Program,
+    /// Whether an op became an input.
+    cut: bool,
 }
 
 impl Cut<'_> {
@@ -312,7 +349,10 @@ impl Cut<'_> {
         let new = if (self.shared)(id) && !is_attr || matches!(node.op, Op::Input(_)) {
             let name = match &node.op {
                 Op::Input(i) => self.terms.leaves.inputs[*i as usize].name.clone(),
-                _ => format!("${}", self.program.leaves.inputs.len() + 1),
+                op => {
+                    self.cut |= !matches!(op, Op::Opaque(_));
+                    format!("${}", self.program.leaves.inputs.len() + 1)
+                }
             };
             self.program.input(Input {
                 name,
@@ -332,6 +372,8 @@ impl Cut<'_> {
 }
 
 struct Local {
+    /// Whether an op became an input: the sides may be equal although they are not for all inputs.
+    cut: bool,
     program: Program,
     before: Id,
     after: Id,

@@ -16,6 +16,8 @@ pub struct Limits {
     pub rounds: usize,
     /// The loosest numerics that a rule may have.
     pub numerics: Numerics,
+    /// Autograd differentiates the program: rules must keep the gradient.
+    pub autograd: bool,
     /// Rules that are switched off, by name.
     pub without: Vec<String>,
 }
@@ -26,6 +28,7 @@ impl Default for Limits {
             nodes: 20_000,
             rounds: 12,
             numerics: Numerics::Reassoc,
+            autograd: false,
             without: vec![],
         }
     }
@@ -33,7 +36,7 @@ impl Default for Limits {
 
 impl Limits {
     fn allows(&self, rule: &Rule) -> bool {
-        rule.numerics <= self.numerics && !self.without.iter().any(|n| n == rule.name)
+        rule.numerics <= self.numerics && (rule.gradient || !self.autograd) && !self.without.iter().any(|n| n == rule.name)
     }
 }
 

@@ -31,7 +31,13 @@ pub fn eval(op: OpId, vals: &[Val], types: &[Ty], mode: Mode) -> Result<Val> {
     match &row.meaning {
         Meaning::Primitive { eval, .. } => {
             let out = infer(op, types)?;
-            let value = eval(&Vals { vals, types, out: &out }).map_err(|message| Error::Eval {
+            let vals = Vals {
+                vals,
+                types,
+                out: &out,
+                mode,
+            };
+            let value = eval(&vals).map_err(|message| Error::Eval {
                 op: row.name.into(),
                 message,
             })?;

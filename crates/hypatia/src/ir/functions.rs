@@ -383,7 +383,10 @@ pub fn canonical(kind: crate::ops::Kind, x: Option<&Ty>, value: &Attr) -> Option
         Kind::OptTensor => matches!(value, Attr::None).then(|| value.clone()),
         // A number beside a floating tensor is a float, so that rules need one spelling only.
         Kind::Scalar => match (value, x.and_then(Ty::tensor)) {
-            (Attr::Int(d), Some(t)) if t.dtype.is_float() && d.known().is_some() => value.number().map(Attr::float),
+            // One that is no float of 64 bits stays whole: torch rounds it once.
+            (Attr::Int(d), Some(t)) if t.dtype.is_float() && d.known().is_some_and(|v| v.unsigned_abs() <= 1 << 53) => {
+                value.number().map(Attr::float)
+            }
             (Attr::Int(_) | Attr::Float(_) | Attr::Bool(_), _) => Some(value.clone()),
             _ => None,
         },

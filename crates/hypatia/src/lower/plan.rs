@@ -7,6 +7,7 @@ mod inline;
 mod joined;
 mod layouts;
 mod norms;
+mod numbers;
 mod parts;
 mod pointwise;
 mod products;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::attr::Attr;
 use crate::dim::Dim;
-use crate::eval::{Arr, Val};
+use crate::eval::{Arr, Mode, Val};
 use crate::ty::{DType, TensorType, Ty};
 
 /// A result, or a sentence on why there is none.
@@ -153,6 +153,8 @@ pub struct Vals<'a> {
     pub types: &'a [Ty],
     /// Type of the result.
     pub out: &'a Ty,
+    /// How results are stored.
+    pub mode: Mode,
 }
 
 impl<'a> Vals<'a> {

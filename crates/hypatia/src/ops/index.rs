@@ -211,6 +211,7 @@ fn eval_flash(v: &Vals) -> Check<Val> {
             vals: &vals,
             types: &types,
             out: v.out,
+            mode: v.mode,
         },
         8,
     )

@@ -4,7 +4,7 @@ use super::args::broadcast;
 use super::{Args, Check, Eval, Infer, Row, Vals, op, promote};
 use crate::cost::Cost;
 use crate::dim::Dim;
-use crate::eval::{Val, zip};
+use crate::eval::{Arr, Mode, Val, zip};
 use crate::ty::{DType, TensorType, Ty};
 
 /// Broadcast shape, dtype chosen from the promoted one.
@@ -58,6 +58,50 @@ fn map(v: &Vals, f: impl Fn(f64) -> f64) -> Check<Val> {
     Ok(Val::arr(v.a(0)?.map(f)))
 }
 
+/// The operand at a position as one of the dtype that the op computes in. A number beside 16-bit types is rounded to
+/// them, but stays in f32 where `single` says so.
+fn operand(v: &Vals, i: usize, dtype: DType, single: bool) -> Check<Arr> {
+    let x = v.scalar(i)?;
+    let own = v.args().0[i].tensor();
+    // A tensor without dimensions is a number too.
+    let dtype = match own.is_none_or(|t| t.rank() == 0) {
+        true if single && dtype.is_float() && dtype != DType::F64 => DType::F32,
+        _ => dtype,
+    };
+    Ok(match own.map(|t| t.dtype) == Some(dtype) {
+        true => x,
+        false => x.map(|v| dtype.round(v)),
+    })
+}
+
+/// Sums, differences, products: whole numbers wrap.
+fn arithmetic_of(v: &Vals, single: bool, float: fn(f64, f64) -> f64, whole: fn(i64, i64) -> i64) -> Check<Val> {
+    let dtype = v.out_tensor()?.dtype;
+    if dtype.is_int() {
+        let (x, y) = (operand(v, 0, dtype, false)?, operand(v, 1, dtype, false)?);
+        return zip(&[&x, &y], v.out_shape()?, |r| whole(r[0] as i64, r[1] as i64) as f64);
+    }
+    match v.mode {
+        Mode::Real => two(v, float),
+        Mode::Rounded => {
+            let (x, y) = (operand(v, 0, dtype, single)?, operand(v, 1, dtype, single)?);
+            zip(&[&x, &y], v.out_shape()?, |r| float(r[0], r[1]))
+        }
+    }
+}
+
+/// Comparisons: both operands are of one dtype, whatever is compared.
+fn compared(v: &Vals, f: fn(f64, f64) -> bool) -> Check<Val> {
+    let all: Vec<&Ty> = v.types.iter().collect();
+    let dtype = promote(&all)?;
+    let alike = v.mode == Mode::Real && dtype.is_float() && all.iter().all(|t| t.tensor().is_some());
+    if alike {
+        return two(v, |x, y| truth(f(x, y)));
+    }
+    let (x, y) = (operand(v, 0, dtype, false)?, operand(v, 1, dtype, false)?);
+    zip(&[&x, &y], v.out_shape()?, |r| truth(f(r[0], r[1])))
+}
+
 fn two(v: &Vals, f: impl Fn(f64, f64) -> f64) -> Check<Val> {
     let (x, y) = (v.scalar(0)?, v.scalar(1)?);
     zip(&[&x, &y], v.out_shape()?, |r| f(r[0], r[1]))
@@ -84,8 +128,9 @@ fn softplus(x: f64) -> f64 {
     }
 }
 
+/// As torch's, which bounds from below: a negative zero stays.
 fn relu(x: f64) -> f64 {
-    if x > 0.0 || x.is_nan() { x } else { 0.0 }
+    if x < 0.0 { 0.0 } else { x }
 }
 
 fn gelu_tanh(x: f64) -> f64 {
@@ -100,6 +145,15 @@ pub(crate) fn max(a: f64, b: f64) -> f64 {
 
 pub(crate) fn min(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
+}
+
+/// As torch bounds numbers: one that equals its bound stays as it is, be it `-0` beside `0`.
+fn at_least(x: f64, low: f64) -> f64 {
+    if low.is_nan() || x < low { low } else { x }
+}
+
+fn at_most(x: f64, high: f64) -> f64 {
+    if high.is_nan() || x > high { high } else { x }
 }
 
 /// Integer power wraps; the table stays with floats.
@@ -123,7 +177,7 @@ fn arithmetic() -> Vec<Row> {
             "add",
             &["add.Tensor(x, y)", "add.Scalar(x, y#)"],
             n,
-            |v| two(v, |x, y| x + y),
+            |v| arithmetic_of(v, false, |x, y| x + y, i64::wrapping_add),
             1.0,
         ),
         binary(
@@ -135,21 +189,21 @@ fn arithmetic() -> Vec<Row> {
                 "rsub.Tensor(x, y) => (sub y x)",
             ],
             |a| elementwise(a, &[0, 1], number),
-            |v| two(v, |x, y| x - y),
+            |v| arithmetic_of(v, false, |x, y| x - y, i64::wrapping_sub),
             1.0,
         ),
         binary(
             "mul",
             &["mul.Tensor(x, y)", "mul.Scalar(x, y#)"],
             n,
-            |v| two(v, |x, y| x * y),
+            |v| arithmetic_of(v, true, |x, y| x * y, i64::wrapping_mul),
             1.0,
         ),
         binary(
             "div",
             &["div.Tensor(x, y)", "div.Scalar(x, y#)"],
             |a| elementwise(a, &[0, 1], to_float),
-            |v| two(v, |x, y| x / y),
+            |v| arithmetic_of(v, true, |x, y| x / y, |x, _| x),
             4.0,
         ),
         binary(
@@ -161,7 +215,7 @@ fn arithmetic() -> Vec<Row> {
             ],
             power,
             // torch squares by multiplying.
-            |v| two(v, |x, y| if y == 2.0 { x * x } else { x.powf(y) }),
+            |v| arithmetic_of(v, false, |x, y| if y == 2.0 { x * x } else { x.powf(y) }, |x, _| x),
             20.0,
         ),
         binary("maximum", &["maximum.default(x, y)"], n, |v| two(v, max), 1.0),
@@ -170,42 +224,42 @@ fn arithmetic() -> Vec<Row> {
             "eq",
             &["eq.Scalar(x, y#)", "eq.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x == y)),
+            |v| compared(v, |x, y| x == y),
             1.0,
         ),
         binary(
             "ne",
             &["ne.Scalar(x, y#)", "ne.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x != y)),
+            |v| compared(v, |x, y| x != y),
             1.0,
         ),
         binary(
             "lt",
             &["lt.Scalar(x, y#)", "lt.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x < y)),
+            |v| compared(v, |x, y| x < y),
             1.0,
         ),
         binary(
             "le",
             &["le.Scalar(x, y#)", "le.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x <= y)),
+            |v| compared(v, |x, y| x <= y),
             1.0,
         ),
         binary(
             "gt",
             &["gt.Scalar(x, y#)", "gt.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x > y)),
+            |v| compared(v, |x, y| x > y),
             1.0,
         ),
         binary(
             "ge",
             &["ge.Scalar(x, y#)", "ge.Tensor(x, y)"],
             any,
-            |v| two(v, |x, y| truth(x >= y)),
+            |v| compared(v, |x, y| x >= y),
             1.0,
         ),
         binary(
@@ -285,9 +339,14 @@ fn arithmetic() -> Vec<Row> {
             },
             |v| {
                 let (low, high) = (v.args().attr(1)?.number(), v.args().attr(2)?.number());
+                let bound = |b: f64| match v.mode {
+                    Mode::Real => b,
+                    Mode::Rounded => v.types[0].tensor().map_or(b, |t| t.dtype.round(b)),
+                };
+                let (low, high) = (low.map(bound), high.map(bound));
                 map(v, |x| {
-                    let x = low.map_or(x, |l| max(x, l));
-                    high.map_or(x, |h| min(x, h))
+                    let x = low.map_or(x, |l| at_least(x, l));
+                    high.map_or(x, |h| at_most(x, h))
                 })
             },
             Cost::Map(2.0),

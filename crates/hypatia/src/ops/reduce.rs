@@ -171,8 +171,17 @@ fn eval_variance(v: &Vals, f: fn(f64) -> f64) -> Check<Val> {
     fold(v, |xs| f(variance(xs, correction)))
 }
 
+/// As torch's kernel moves a mean from element to element: an infinity leaves NaN behind.
+fn moved_mean(xs: &[f64]) -> f64 {
+    let moved = xs
+        .iter()
+        .enumerate()
+        .fold(0.0, |mean, (i, x)| mean + (x - mean) / (i + 1) as f64);
+    if xs.is_empty() { f64::NAN } else { moved }
+}
+
 fn eval_var_mean(v: &Vals) -> Check<Val> {
-    Ok(Val::Tuple(vec![eval_variance(v, |x| x)?, fold(v, mean)?]))
+    Ok(Val::Tuple(vec![eval_variance(v, |x| x)?, fold(v, moved_mean)?]))
 }
 
 fn log_sum_exp(xs: &[f64]) -> f64 {

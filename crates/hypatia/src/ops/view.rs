@@ -259,11 +259,12 @@ fn cast(a: &Args) -> Check<Ty> {
 }
 
 fn eval_cast(v: &Vals) -> Check<Val> {
-    let x = v.a(0)?;
-    if v.out_tensor()?.dtype == DType::Bool {
-        return Ok(Val::arr(x.map(|v| f64::from(v != 0.0))));
-    }
-    Ok(Val::arr(x.clone()))
+    let (x, from, to) = (v.a(0)?, v.args().t(0)?.dtype, v.out_tensor()?.dtype);
+    // What is stored as a float is rounded by that.
+    Ok(Val::arr(match to.is_float() {
+        true => x.clone(),
+        false => x.map(|v| to.convert(v, from)),
+    }))
 }
 
 fn same(a: &Args) -> Check<Ty> {

@@ -25,11 +25,14 @@ fn identities() -> Vec<Rule> {
         "sub-neg": Canon Exact, "(sub ?x (neg ?y))" => "(add ?x ?y)";
         "neg-sub": Canon Reassoc, "(neg (sub ?x ?y))" => "(sub ?y ?x)";
         "mul-neg-neg": Canon Exact, "(mul (neg ?x) (neg ?y))" => "(mul ?x ?y)";
-        "abs-neg": Canon Exact, "(abs (neg ?x))" => "(abs ?x)";
+        // The negative of a number without sign is another one.
+        "abs-neg": Canon Exact, "(abs (neg ?x))" => "(abs ?x)" if "(signed ?x)";
         "abs-abs": Canon Exact, "(abs (abs ?x))" => "(abs ?x)";
         "relu-relu": Canon Exact, "(relu (relu ?x))" => "(relu ?x)";
-        "relu-abs": Canon Exact, "(relu (abs ?x))" => "(abs ?x)";
-        "abs-relu": Canon Exact, "(abs (relu ?x))" => "(relu ?x)";
+        // The least integer has no positive counterpart: its absolute value is itself.
+        "relu-abs": Canon Exact, "(relu (abs ?x))" => "(abs ?x)" if "(float ?x)";
+        // At NaN the gradient of an absolute value is zero.
+        "abs-relu": Canon Exact of_values, "(abs (relu ?x))" => "(relu ?x)";
         "clamp-clamp": Canon Exact, "(clamp (clamp ?x ?a ?b) ?a ?b)" => "(clamp ?x ?a ?b)";
         "not-not": Canon Exact, "(logical_not (logical_not ?x))" => "?x";
         "mul-reciprocal": Canon Wider, "(mul~ ?x (reciprocal ?y))" => "(div ?x ?y)";
@@ -49,12 +52,12 @@ fn chains() -> Vec<Rule> {
     }
 }
 
-/// A softmax does not see what is added to all of its elements. Only a finite number is known
-/// to be harmless: an infinite one makes every element NaN.
+/// A softmax does not see what is added to all of its elements. Only a small number is known to be
+/// harmless: an infinite one makes every element NaN, and a large one swallows their digits.
 fn invariances() -> Vec<Rule> {
     laws! {
-        "softmax-shift": Canon Reassoc, "(softmax (add ?x ?c) ?d)" => "(softmax ?x ?d)" if "(finite ?c)";
-        "log-softmax-shift": Canon Reassoc, "(log_softmax (add ?x ?c) ?d)" => "(log_softmax ?x ?d)" if "(finite ?c)";
+        "softmax-shift": Canon Reassoc, "(softmax (add ?x ?c) ?d)" => "(softmax ?x ?d)" if "(small ?c)";
+        "log-softmax-shift": Canon Reassoc, "(log_softmax (add ?x ?c) ?d)" => "(log_softmax ?x ?d)" if "(small ?c)";
         // An infinite largest element gives NaN either way.
         "softmax-largest": Canon Reassoc, "(softmax (sub ?x (amax ?x ?r true)) ?d)" => "(softmax ?x ?d)"
             if "(eq ?r ($dims ?x ?d))";

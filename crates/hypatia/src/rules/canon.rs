@@ -3,9 +3,11 @@
 
 use super::Rule;
 
-/// A table of rules: name, phase and numerics class, law, guards.
+/// A table of rules: name, phase and numerics class, law, guards. `of_values` stands behind the class of a rule that does
+/// not keep the gradient.
 macro_rules! laws {
-    ($($name:literal: $phase:ident $numerics:ident, $left:literal => $right:literal $(if $($guard:literal)+)?;)*) => {
+    ($($name:literal: $phase:ident $numerics:ident $($of_values:ident)?,
+        $left:literal => $right:literal $(if $($guard:literal)+)?;)*) => {
         vec![$($crate::rules::rule(
             $name,
             $crate::rules::Phase::$phase,
@@ -13,7 +15,7 @@ macro_rules! laws {
             $left,
             $right,
             &[$($($guard),+)?],
-        )),*]
+        )$(.$of_values())?),*]
     };
 }
 pub(super) use laws;
@@ -102,10 +104,11 @@ fn results() -> Vec<Rule> {
             => "(batch_norm ?x ?w ?b ?m ?v ?e)";
         "max-pool-item": Canon Exact, "(getitem (native_max_pool2d ?x ?k ?s ?p ?d ?c) 0)"
             => "(max_pool2d ?x ?k ?s ?p ?d ?c)";
-        "max-item": Canon Exact, "(getitem (max_dim ?x ?d ?k) 0)" => "(amax ?x ($dims ?x ?d) ?k)";
-        "min-item": Canon Exact, "(getitem (min_dim ?x ?d ?k) 0)" => "(amin ?x ($dims ?x ?d) ?k)";
+        // A gradient of amax goes to all that are greatest, one of max to the first.
+        "max-item": Canon Exact of_values, "(getitem (max_dim ?x ?d ?k) 0)" => "(amax ?x ($dims ?x ?d) ?k)";
+        "min-item": Canon Exact of_values, "(getitem (min_dim ?x ?d ?k) 0)" => "(amin ?x ($dims ?x ?d) ?k)";
+        // Not so the mean: the kernel moves it from element to element, which makes NaN of an infinity.
         "var-item": Canon Exact, "(getitem (var_mean ?x ?d ?c ?k) 0)" => "(var ?x ?d ?c ?k)";
-        "mean-item": Canon Exact, "(getitem (var_mean ?x ?d ?c ?k) 1)" => "(mean ?x ?d ?k)";
         // torch chooses the kernel again.
         "attention-cpu-item": Canon Reassoc, "(getitem (attention_cpu ?q ?k ?v ?m ?c ?s) 0)"
             => "(attention ?q ?k ?v ?m ?c ?s)";
@@ -141,18 +144,21 @@ fn activations() -> Vec<Rule> {
         "silu-of-sigmoid": Canon Wider, "(mul~ ?x (sigmoid ?x))" => "(silu ?x)";
         // Above its threshold softplus is x, where tanh is one already.
         "mish-of-softplus": Canon Wider, "(mul~ ?x (tanh (softplus ?x 1.0 20.0)))" => "(mish ?x)";
-        "hardsigmoid-of-clamp": Canon Wider, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)";
-        "hardswish-of-hardsigmoid": Canon Wider, "(mul~ ?x (hardsigmoid ?x))" => "(hardswish ?x)";
+        // Not so `x · hardsigmoid x`: the kernel of hardswish divides last, and overflows before.
+        "hardsigmoid-of-clamp": Canon Wider of_values, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)";
         "gelu-of-erf": Canon Wider, "(mul~ (mul ?x 0.5) (add (erf (div ?x 1.4142135623730951)) 1.0))" => "(gelu ?x)";
         "gelu-of-erf-scaled": Canon Wider, "(mul~ (mul ?x 0.5) (add (erf (mul ?x 0.7071067811865476)) 1.0))"
             => "(gelu ?x)";
         "gelu-of-tanh": Canon Wider,
             "(mul~ (mul ?x 0.5) (add (tanh (mul (add ?x (mul (pow ?x 3.0) 0.044715)) 0.7978845608028654)) 1.0))"
             => "(gelu_tanh ?x)";
-        // At zero the sign may differ.
-        "relu-of-clamp": Canon Reassoc, "(clamp ?x 0.0 none)" => "(relu ?x)";
+        // At zero the gradient of one is one, of the other zero.
+        "relu-of-clamp": Canon Exact of_values, "(clamp ?x 0.0 none)" => "(relu ?x)";
         "rsqrt-of-sqrt": Canon Wider, "(reciprocal (sqrt ?x))" => "(rsqrt ?x)";
-        "softmax-of-exp": Canon Wider, "(div (exp ?x) (sum (exp ?x) ?d true))" => "(softmax ?x ($only ?d))";
+        // Without the greatest element taken off, exponentials overflow where a softmax does not, and the other way round.
+        "softmax-of-exp": Canon Wider,
+            "(div (exp (sub ?x (amax ?x ?d true))) (sum (exp (sub ?x (amax ?x ?d true))) ?d true))"
+            => "(softmax ?x ($only ?d))";
         "log-of-softmax": Canon Wider, "(log (softmax ?x ?d))" => "(log_softmax ?x ?d)";
         "exp-of-log-softmax": Canon Wider, "(exp (log_softmax ?x ?d))" => "(softmax ?x ?d)";
     }

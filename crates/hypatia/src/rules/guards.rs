@@ -55,13 +55,19 @@ pub const GUARDS: &[(&str, Guard)] = &[
     ("number", |f| {
         f.iter().all(|f| f.ty.attr().is_some_and(|a| a.number().is_some()))
     }),
-    ("finite", |f| holds(number(f, 0).map(f64::is_finite))),
+    // A sum with it keeps all but the last digits.
+    ("small", |f| holds(number(f, 0).map(|v| v.abs() <= 16.0))),
     ("positive", |f| holds(number(f, 0).map(|v| v > 0.0))),
     ("tensor", |f| f.iter().all(|f| f.ty.tensor().is_some())),
     ("none", |f| f.iter().all(|f| f.ty == Ty::Attr(Attr::None))),
     ("some", |f| f.iter().all(|f| f.ty.tensor().is_some())),
     ("float", |f| {
         f.iter().all(|f| f.ty.tensor().is_some_and(|t| t.dtype.is_float()))
+    }),
+    // Numbers that have negative ones.
+    ("signed", |f| {
+        let signed = |d: DType| d.is_float() || d.is_int() && d != DType::U8;
+        f.iter().all(|f| f.ty.tensor().is_some_and(|t| signed(t.dtype)))
     }),
     // Equal compile-time values.
     ("eq", |f| holds(attr(f, 0).zip(attr(f, 1)).map(|(a, b)| a == b))),

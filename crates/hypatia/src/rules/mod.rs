@@ -1,4 +1,5 @@
-//! The rules. A rule is one line: name, phase, numerics class, left side, right side, guards.
+//! The rules. A rule is one line: name, phase, numerics class, left side, right side, guards. One whose sides have the
+//! same values but not everywhere the same gradient has the word `of_values` behind its class.
 //!
 //! A rule fires only when both sides provably have the same type, so type rules are guards
 //! too. `(add~ a b)` on a left side stands for both orders of the operands.
@@ -73,12 +74,23 @@ pub struct Rule {
     pub numerics: Numerics,
     /// The law, `left = right`.
     pub law: String,
+    /// Whether both sides have the same gradient too, at ties and bounds as elsewhere. If not, it does not fire in graphs
+    /// that autograd differentiates.
+    pub gradient: bool,
     /// What must hold for it to fire.
     pub guards: &'static [&'static str],
     /// How it is carried out.
     pub action: Action,
     /// Programs on which the soundness walk tries it; the left side for a pattern.
     pub samples: Vec<String>,
+}
+
+impl Rule {
+    /// The same, of values alone: the sides have other gradients somewhere.
+    pub fn of_values(mut self) -> Rule {
+        self.gradient = false;
+        self
+    }
 }
 
 /// A rule given by patterns.
@@ -110,6 +122,7 @@ pub fn try_rule(
         phase,
         numerics,
         law: format!("{} = {right}", left.replace('~', "")),
+        gradient: true,
         guards,
         action: Action::Pattern(Rewrite::variants(left, right, guards)?),
         samples: vec![left.replace('~', "")],
@@ -130,6 +143,7 @@ pub(crate) fn program(
         phase,
         numerics,
         law: law.into(),
+        gradient: true,
         guards: &[],
         action: Action::Program(action),
         samples: samples.iter().map(|s| s.to_string()).collect(),

@@ -24,6 +24,13 @@ fn written_out() -> Vec<Rule> {
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
         "layer-norm-div": Canon Wider, "(div (sub ?x (mean ?x ?d true)) (sqrt (add (var ?x ?d 0.0 true) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
+        // Mean and variance of one kernel; infinities make NaN of the whole row either way.
+        "layer-norm-var-mean": Canon Wider,
+            "(mul~ (sub ?x (getitem (var_mean ?x ?d 0.0 true) 1)) (rsqrt (add (getitem (var_mean ?x ?d 0.0 true) 0) ?e)))"
+            => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
+        "layer-norm-var-mean-div": Canon Wider,
+            "(div (sub ?x (getitem (var_mean ?x ?d 0.0 true) 1)) (sqrt (add (getitem (var_mean ?x ?d 0.0 true) 0) ?e)))"
+            => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
         "layer-norm-weight": Canon Wider, "(mul~ (layer_norm ?x ?s none none ?e) ?w)" => "(layer_norm ?x ?s ?w none ?e)"
             if "(wide ?x)";
         "layer-norm-bias": Canon Wider, "(add~ (layer_norm ?x ?s ?w none ?e) ?b)" => "(layer_norm ?x ?s ?w ?b ?e)"

@@ -4,15 +4,16 @@ use egg::Id;
 use rustc_hash::FxHashMap;
 
 use super::slopes::is_gradient;
-use super::{Lowering, no_plan};
+use super::{Lowering, no_plan, numbers};
 use crate::attr::Attr;
 use crate::error::Result;
 use crate::ir::node::Op;
+use crate::ops::promote;
 use crate::runtime::cpu::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
 use crate::runtime::cpu::rowwise::{RowOp, Rowwise};
 use crate::runtime::operand::dense_strides;
 use crate::runtime::plan::{Operand, RegionStep, RowStep, Task, Value, ValueId};
-use crate::ty::DType;
+use crate::ty::{DType, Ty};
 
 impl Lowering<'_> {
     pub(super) fn region(&mut self, root: Id) -> Result<()> {
@@ -227,6 +228,18 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// The dtype that an op on tensors of one dtype computes in: a number beside them may be of a higher kind.
+    fn computed_in(&self, id: Id, of: DType) -> Result<DType> {
+        let types: Vec<&Ty> = self.program.node(id).children.iter().map(|c| self.program.ty(*c)).collect();
+        let number = |t: &&Ty| t.attr().is_some_and(|a| a.number().is_some());
+        match self.name(id) {
+            "clamp" | "masked_fill" | "where" | "cast" => Ok(of),
+            "div" if types.iter().any(number) => Ok(self.shape(id)?.1),
+            _ if types.iter().any(number) => promote(&types).map_err(no_plan),
+            _ => Ok(of),
+        }
+    }
+
     pub(super) fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
         if let Some(place) = made.place.get(&id) {
             return Ok(*place);
@@ -247,6 +260,7 @@ impl Lowering<'_> {
         let of = self
             .shape(*tensors.last().ok_or_else(|| no_plan("an op on numbers alone"))?)?
             .1;
+        let within = self.computed_in(id, of)?;
         let mut args = vec![];
         for (i, child) in children.iter().enumerate() {
             match &self.program.node(*child).op {
@@ -256,15 +270,20 @@ impl Lowering<'_> {
                     args.push(made.constant(bound, of)?);
                 }
                 Op::Attr(a) => {
-                    let number = a.number().ok_or_else(|| no_plan(format!("{name} with {a}")))?;
-                    args.push(made.constant(number, of)?);
+                    let number = numbers::as_eager(name, a, within, self.plan.machine)
+                        .ok_or_else(|| no_plan(format!("{name} of {within} with {a}")))?;
+                    args.push(made.push(Instruction::new(Lane::Constant(number, within), [])));
                 }
                 _ => {
                     let mask = i == 0 && name == "where" || i == 1 && name == "masked_fill";
                     if !mask && name != "cast" && self.shape(*child)?.1 != of {
                         return Err(no_plan(format!("{name} of mixed dtypes")));
                     }
-                    args.push(self.code(*child, made)?);
+                    let value = self.code(*child, made)?;
+                    args.push(match mask || name == "cast" || within == of {
+                        true => value,
+                        false => made.push(Instruction::new(Lane::Cast(within), [value])),
+                    });
                 }
             }
         }
@@ -326,15 +345,12 @@ impl Making {
         self.dtypes.len() + self.code.len() - 1
     }
 
+    /// A number that takes part in arithmetic of our own.
     pub(super) fn constant(&mut self, number: f64, dtype: DType) -> Result<usize> {
-        let scalar = if dtype.is_float() {
-            Scalar::Float(number)
-        } else if number.fract() == 0.0 {
-            Scalar::Int(number as i64)
-        } else {
-            return Err(no_plan("a fraction among integers"));
-        };
-        Ok(self.push(Instruction::new(Lane::Constant(scalar, dtype), [])))
+        if !dtype.is_float() {
+            return Err(no_plan("a float among integers"));
+        }
+        Ok(self.push(Instruction::new(Lane::Constant(Scalar::Float(number), dtype), [])))
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) use view::{check_bounds, distinct_layouts, layouts};
 /// A number known when the region is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
-    /// For floating types. As in torch, 16-bit types see it in f32, not rounded to 16 bits.
+    /// For floating types. 16-bit types see it in f32: whoever wants it rounded to 16 bits does that.
     Float(f64),
     /// For integers, and for bool, where all but zero is true.
     Int(i64),
@@ -108,7 +108,7 @@ pub enum Op {
     Where,
     /// `MaskedFill(x, mask, value)`.
     MaskedFill,
-    /// `Clamp(x, least, greatest)`; if they cross, the greatest.
+    /// `Clamp(x, least, greatest)`; if they cross, the greatest. The bounds are no NaN.
     Clamp,
 }
 

@@ -151,8 +151,8 @@ impl Program {
             (Op::MaskedFill, &[x, mask, fill]) => self.select(value, mask, fill, x),
             (Op::Clamp, &[x, least, greatest]) => {
                 let inner = self.temporary(self.classes[value]);
-                self.binary(inner, Op::Maximum, x, least);
-                self.binary(value, Op::Minimum, inner, greatest);
+                self.bound(inner, true, x, least);
+                self.bound(value, false, inner, greatest);
             }
             (Op::Pow, &[x, exponent]) => {
                 let known = self.constant(exponent).map(|bits| self.float(bits, exponent));
@@ -231,6 +231,13 @@ impl Program {
         let (a, b, kind) = self.pair(a, b);
         if let Some(run) = table::binary(op, self.classes[a], kind) {
             self.compute(value, run, &[a, b]);
+        }
+    }
+
+    fn bound(&mut self, value: usize, below: bool, x: usize, limit: usize) {
+        let (x, limit, kind) = self.pair(x, limit);
+        if let Some(run) = table::bound(below, self.classes[x], kind) {
+            self.compute(value, run, &[x, limit]);
         }
     }
 
@@ -367,7 +374,11 @@ fn bits(scalar: Scalar, dtype: DType) -> u64 {
         Scalar::Int(i) => i,
     };
     match dtype {
-        DType::F16 | DType::BF16 | DType::F32 => u64::from((float as f32).to_bits()),
+        // A whole number is rounded once.
+        DType::F16 | DType::BF16 | DType::F32 => u64::from(match scalar {
+            Scalar::Float(x) => (x as f32).to_bits(),
+            Scalar::Int(i) => (i as f32).to_bits(),
+        }),
         DType::F64 => float.to_bits(),
         DType::Bool => u64::from(int != 0),
         DType::U8 => i64::from(int as u8) as u64,

@@ -8,7 +8,7 @@ use super::loops::{
 };
 use crate::runtime::cpu::math::real::{self, Real};
 use crate::runtime::cpu::math::{self, trig::finish_trig};
-use crate::ty::DType;
+use crate::ty::{DType, truncated_32, truncated_64};
 
 fn pick<T: Copy, F: Binary<T>>(kind: Kind) -> Loop {
     match kind {
@@ -46,12 +46,15 @@ macro_rules! binary_ops {
     };
 }
 
+trait Ordered: PartialOrd + Copy {}
+impl<T: PartialOrd + Copy> Ordered for T {}
+
 macro_rules! structs {
     ($($name:ident)*) => { $(struct $name;)* };
 }
 
 structs!(Neg Abs Sign Exp Expm1 Log Log1p Sqrt Rsqrt Reciprocal Square Sin Cos Erf Tanh Sigmoid Relu Gelu GeluTanh);
-structs!(Silu Floor Ceil Not Add Sub Mul Div Pow Maximum Minimum Eq Ne Lt Le Gt Ge And Or);
+structs!(Silu Floor Ceil Not Add Sub Mul Div Pow Maximum Minimum AtLeast AtMost Eq Ne Lt Le Gt Ge And Or);
 structs!(Cube InverseSquare Identity Truth Widen Narrow IntToF32 IntToF64 ToInt ToI32 BoolToF32 BoolToF64 BoolToInt);
 
 unary_ops! {
@@ -100,10 +103,10 @@ unary_ops! {
     BoolToF32: u8 => f32, |x| f32::from(x);
     BoolToF64: u8 => f64, |x| f64::from(x);
     BoolToInt: u8 => i64, |x| i64::from(x);
-    ToInt: f32 => i64, |x| truncate(f64::from(x));
-    ToInt: f64 => i64, |x| truncate(x);
-    ToI32: f32 => i64, |x| truncate_i32(f64::from(x));
-    ToI32: f64 => i64, |x| truncate_i32(x);
+    ToInt: f32 => i64, |x| truncated_64(f64::from(x));
+    ToInt: f64 => i64, |x| truncated_64(x);
+    ToI32: f32 => i64, |x| truncated_32(f64::from(x));
+    ToI32: f64 => i64, |x| truncated_32(x);
 }
 
 binary_ops! {
@@ -119,6 +122,8 @@ binary_ops! {
     Pow: f64 => f64, |a, b| a.powf(b);
     Maximum[T: Real]: T => T, |a, b| real::maximum(a, b);
     Minimum[T: Real]: T => T, |a, b| real::minimum(a, b);
+    AtLeast[T: Ordered]: T => T, |a, b| if a < b { b } else { a };
+    AtMost[T: Ordered]: T => T, |a, b| if a > b { b } else { a };
     Add: i64 => i64, |a, b| a.wrapping_add(b);
     Sub: i64 => i64, |a, b| a.wrapping_sub(b);
     Mul: i64 => i64, |a, b| a.wrapping_mul(b);
@@ -132,26 +137,6 @@ binary_ops! {
     Ge[T: PartialOrd]: T => u8, |a, b| u8::from(a >= b);
     And: u8 => u8, |a, b| a & b;
     Or: u8 => u8, |a, b| a | b;
-}
-
-/// Truncation to an integer. What has none, NaN included, becomes the least one, as on the machines torch runs on.
-#[inline(always)]
-fn truncate(x: f64) -> i64 {
-    if x.abs() < 9_223_372_036_854_775_808.0 {
-        x as i64
-    } else {
-        i64::MIN
-    }
-}
-
-/// The same for 32 bits, which have a conversion of their own.
-#[inline(always)]
-fn truncate_i32(x: f64) -> i64 {
-    if x.abs() < 2_147_483_649.0 {
-        i64::from(x as i32)
-    } else {
-        i64::from(i32::MIN)
-    }
 }
 
 /// # Safety
@@ -236,6 +221,20 @@ pub(super) fn binary(op: Op, class: Class, kind: Kind) -> Option<Loop> {
     Some(classes!(floats Div Pow; numbers Add Sub Mul Maximum Minimum; all Eq Ne Lt Le Gt Ge))
 }
 
+/// The loop that puts a bound below values, or above them. At a bound a value stays as it is, `-0` beside `0` too, and so
+/// does NaN.
+pub(super) fn bound(below: bool, class: Class, kind: Kind) -> Option<Loop> {
+    Some(match (class, below) {
+        (Class::F32, true) => pick::<f32, AtLeast>(kind),
+        (Class::F32, false) => pick::<f32, AtMost>(kind),
+        (Class::F64, true) => pick::<f64, AtLeast>(kind),
+        (Class::F64, false) => pick::<f64, AtMost>(kind),
+        (Class::I64, true) => pick::<i64, AtLeast>(kind),
+        (Class::I64, false) => pick::<i64, AtMost>(kind),
+        (Class::Bool, _) => return None,
+    })
+}
+
 /// The loop of a power with this exponent, where there is a better one than the general.
 pub(super) fn power(exponent: f64, class: Class) -> Option<Loop> {
     let op = match exponent {
@@ -316,8 +315,9 @@ pub(super) fn copy(class: Class) -> Loop {
 pub(super) fn cast(from: Class, to: DType) -> Loop {
     use Class::*;
     match (from, Class::of(to)) {
-        (F32, I64) if to == DType::I32 => unary_loop::<f32, ToI32>,
-        (F64, I64) if to == DType::I32 => unary_loop::<f64, ToI32>,
+        // torch converts to 32 bits, and to 64 for bytes without sign and the widest type.
+        (F32, I64) if !matches!(to, DType::U8 | DType::I64) => unary_loop::<f32, ToI32>,
+        (F64, I64) if !matches!(to, DType::U8 | DType::I64) => unary_loop::<f64, ToI32>,
         (F32, F64) => unary_loop::<f32, Widen>,
         (F64, F32) => unary_loop::<f64, Narrow>,
         (F32, I64) => unary_loop::<f32, ToInt>,

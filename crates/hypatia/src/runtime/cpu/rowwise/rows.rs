@@ -172,8 +172,41 @@ impl<T: Number, S: Source<T>> Kernel for Rows<'_, T, S> {
 fn reduce<T: Number, S: Source<T>, const L: usize>(op: RowOp, x: S) -> T {
     match op {
         RowOp::Amax => greatest::<T, S, L>(x, real::maximum),
-        RowOp::Mean => T::from_f64(sums::<T, S, L, 1>(x, |v| [v])[0] / x.len() as f64),
-        _ => T::from_f64(sums::<T, S, L, 1>(x, |v| [v])[0]),
+        RowOp::Mean => T::from_f64(total::<T, S, L>(x) / x.len() as f64),
+        _ => T::from_f64(total::<T, S, L>(x)),
+    }
+}
+
+/// The sum of a row.
+#[inline(always)]
+fn total<T: Number, S: Source<T>, const L: usize>(x: S) -> f64 {
+    let [sum] = sums::<T, S, L, 1>(x, |v| [v]);
+    if sum.is_finite() { sum } else { wide_sum(x) }
+}
+
+/// The sum of a row in f64: lanes of numbers near the greatest may overflow where the whole does not.
+#[cold]
+#[inline(never)]
+fn wide_sum<T: Number, S: Source<T>>(x: S) -> f64 {
+    (0..x.len()).fold(0.0, |sum, i| sum + x.at(i).to_f64())
+}
+
+/// A row whose moments overflow, in f64.
+#[cold]
+#[inline(never)]
+fn wide_norm<T: Number, S: Source<T>>(x: S, y: &mut [T], finish: Finish<T>, eps: f64) {
+    let n = x.len() as f64;
+    let mean = wide_sum(x) / n;
+    let apart = |i: usize| x.at(i).to_f64() - mean;
+    let variance = (0..x.len()).fold(0.0, |sum, i| sum + apart(i) * apart(i)) / n;
+    let scale = 1.0 / (variance + eps).sqrt();
+    for i in 0..x.len() {
+        let normal = T::from_f64(apart(i) * scale);
+        y[i] = match finish {
+            Finish::Nothing => normal,
+            Finish::Scale(a) => normal * a[i],
+            Finish::ScaleShift(a, b) => normal * a[i] + b[i],
+        };
     }
 }
 
@@ -213,14 +246,19 @@ fn normalise<T: Number, S: Source<T>, const L: usize, const FMA: bool>(
         }
         RowOp::LayerNorm { eps } => {
             // The mean in two parts, since its rounding would matter.
-            let mut low = [zero; BATCH];
+            let (mut low, mut finite) = ([zero; BATCH], [true; BATCH]);
             for row in 0..rows {
                 let (mean, variance) = moments::<T, S, L>(x.part(span(row)));
+                finite[row] = (mean + variance).is_finite();
                 most[row] = T::from_f64(mean);
                 low[row] = T::from_f64(mean - most[row].to_f64());
                 scale[row] = T::from_f64(1.0 / (variance + eps).sqrt());
             }
             for row in 0..rows {
+                if !finite[row] {
+                    wide_norm(x.part(span(row)), &mut y[span(row)], finish, eps);
+                    continue;
+                }
                 let (high, low, scale) = (most[row], low[row], scale[row]);
                 map::<T, S, L>(x.part(span(row)), &mut y[span(row)], finish, |v| {
                     ((v - high) - low) * scale

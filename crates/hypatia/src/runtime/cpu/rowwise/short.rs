@@ -274,12 +274,34 @@ mod avx512 {
                 }
                 rough = better;
             }
+            if !(left + variance).is_finite() {
+                // SAFETY: by the caller.
+                unsafe { give_norm(s, row, wide_norm(x, s.width, s.eps)) };
+                continue;
+            }
             let left = _mm512_set1_ps(left as f32);
             let scale = _mm512_set1_ps((1.0 / (variance + s.eps).sqrt()) as f32);
             let y = apart.map(|x| _mm512_mul_ps(_mm512_sub_ps(x, left), scale));
             // SAFETY: by the caller.
             unsafe { give_norm(s, row, y) };
         }
+    }
+
+    /// A row whose moments overflow, in f64.
+    #[cold]
+    #[inline(never)]
+    fn wide_norm<const V: usize>(x: Row<V>, width: usize, eps: f64) -> Row<V> {
+        // SAFETY: both are so many times sixteen floats.
+        let mut lanes: [[f32; LANES]; V] = unsafe { std::mem::transmute_copy(&x) };
+        let row = &mut lanes.as_flattened_mut()[..width];
+        let n = width as f64;
+        let mean = row.iter().fold(0.0, |sum, x| sum + f64::from(*x)) / n;
+        let apart = |x: f32| f64::from(x) - mean;
+        let variance = row.iter().fold(0.0, |sum, x| sum + apart(*x) * apart(*x)) / n;
+        let scale = 1.0 / (variance + eps).sqrt();
+        row.iter_mut().for_each(|x| *x = (apart(*x) * scale) as f32);
+        // SAFETY: as above.
+        unsafe { std::mem::transmute_copy(&lanes) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]

@@ -192,8 +192,8 @@ fn power(args: &[String], exponent: Option<f64>) -> String {
 fn cast(x: &str, from: DType, to: DType) -> String {
     match to {
         DType::Bool => format!("{x} != 0"),
-        // A conversion of its own: what is out of range is not what is left of 64 bits.
-        DType::I32 if from.is_float() => format!("(int){x}"),
+        // Conversions of their own: what is out of range is not what is left of 64 bits.
+        DType::I8 | DType::I16 | DType::I32 if from.is_float() => format!("({}){x}", stored(to)),
         _ => format!("({}){x}", computed(to)),
     }
 }
@@ -208,7 +208,10 @@ fn literal(scalar: Scalar, dtype: DType) -> String {
         DType::F64 if float.is_finite() => format!("{float:?}"),
         DType::F64 => format!("__longlong_as_double({:#x}ll)", float.to_bits()),
         d if d.is_float() => {
-            let single = float as f32;
+            let single = match scalar {
+                Scalar::Float(x) => x as f32,
+                Scalar::Int(i) => i as f32,
+            };
             if single.is_finite() {
                 format!("{single:?}f")
             } else {
