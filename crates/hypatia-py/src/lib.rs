@@ -238,6 +238,66 @@ impl Checked {
     }
 }
 
+/// Both sides of rules on random programs, at most `count` for each form: as calls into torch, as JSON.
+#[pyfunction]
+fn rule_pairs(py: Python<'_>, seed: u64, count: usize) -> PyResult<String> {
+    guarded(py, || {
+        let of = |rule| soundness::pairs(rule, count, seed).into_iter().map(move |p| (rule, p));
+        let pairs = hypatia::rules::rules().iter().flat_map(of);
+        json(
+            &pairs
+                .filter_map(|(rule, pair)| Sides::of(rule, pair))
+                .collect::<Vec<_>>(),
+        )
+    })
+}
+
+/// Two expressions that a rule says are equal.
+#[derive(Serialize)]
+struct Sides {
+    rule: &'static str,
+    numerics: Numerics,
+    gradient: bool,
+    guards: &'static [&'static str],
+    /// Dtype, shape, and whether the input is to be above zero.
+    inputs: Vec<(&'static str, Vec<i64>, bool)>,
+    /// Its results are the two sides.
+    emission: emit::Emission,
+    text: [String; 2],
+}
+
+impl Sides {
+    fn of(rule: &hypatia::rules::Rule, mut pair: soundness::Pair) -> Option<Sides> {
+        let terms = &mut pair.terms;
+        let mut inputs = vec![];
+        for (input, positive) in terms.leaves.inputs.iter().zip(&pair.positive) {
+            let t = input.ty.tensor()?;
+            let shape = t.shape.iter().map(|d| d.known()).collect::<Option<_>>()?;
+            inputs.push((t.dtype.torch_name(), shape, *positive));
+        }
+        for i in 0..terms.nodes().len() {
+            if let hypatia::ir::node::Op::Input(k) = terms.node(i.into()).op {
+                terms.origin.insert(i.into(), k);
+            }
+        }
+        let side = |root| {
+            let mut side = terms.clone();
+            side.root = root;
+            text::print(&side).replace('\n', " ")
+        };
+        let (emission, emitted) = emit::emit_pairs(terms, &[(pair.before, pair.after)]);
+        (emitted.len() == 1).then(|| Sides {
+            rule: rule.name,
+            numerics: rule.numerics,
+            gradient: rule.gradient,
+            guards: rule.guards,
+            inputs,
+            emission,
+            text: [side(pair.before), side(pair.after)],
+        })
+    }
+}
+
 /// Runs kernels on torch's own threads, if this libtorch lends them; whether it does.
 #[pyfunction]
 fn borrow_threads(libtorch: std::path::PathBuf) -> bool {
@@ -270,6 +330,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ops, m)?)?;
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
+    m.add_function(wrap_pyfunction!(rule_pairs, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
     m.add_function(wrap_pyfunction!(weights::weight_state, m)?)?;
     m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;

@@ -39,6 +39,16 @@ fn explains() {
 }
 
 #[test]
+fn a_proof_that_holds_has_exit_code_0() {
+    for program in ["(relu (relu x:[4]))", "(sub (neg x:[4]) (neg x))"] {
+        let out = run(&["--explain"], program);
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains("the proof holds"), "{text}");
+        assert_eq!(out.status.code(), Some(0), "{text}");
+    }
+}
+
+#[test]
 fn bad_input_has_a_place_and_exit_code_2() {
     for (args, input, message) in [
         (

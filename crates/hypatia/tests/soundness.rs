@@ -104,6 +104,21 @@ fn wrong_rules_are_caught() {
             &[],
         ),
         planted(Approx, "(sigmoid ?x)", "(tanh ?x)", &[]),
+        // The least integer, and integers without sign.
+        planted(Exact, "(relu (abs ?x))", "(abs ?x)", &[]),
+        planted(Exact, "(abs (neg ?x))", "(abs ?x)", &[]),
+        // An infinity leaves NaN in one of them.
+        planted(Exact, "(getitem (var_mean ?x ?d ?c ?k) 1)", "(mean ?x ?d ?k)", &[]),
+        // They overflow where the left side does not.
+        planted(Wider, "(mul ?x (hardsigmoid ?x))", "(hardswish ?x)", &[]),
+        planted(
+            Wider,
+            "(div (exp ?x) (sum (exp ?x) ?d true))",
+            "(softmax ?x ($only ?d))",
+            &[],
+        ),
+        // The number is rounded to 16 bits on one side.
+        planted(Exact, "(mul ?x 0.7)", "(mul ?x (full ?x [] 0.7))", &["(dtype ?x bf16)"]),
     ];
     for rule in wrong {
         let law = rule.law.clone();
@@ -163,6 +178,46 @@ fn a_tampered_proof_does_not_hold() {
         let mut shorter = proof.clone();
         shorter.steps.remove(i);
         assert!(!shorter.replay(7, 1e9).unwrap().connected, "step {i}");
+    }
+}
+
+#[test]
+fn proofs_hold_where_the_sides_share_terms_of_the_rule() {
+    for text in [
+        "(relu (relu x:[4]))",
+        "(abs (abs x:[4]))",
+        "(abs (relu x:[4]))",
+        "(relu (abs x:[4]))",
+        "(sub (neg y:[4]) (neg y))",
+        "(sub (sub x:[4] (neg y:[4])) (neg (sub x (neg y))))",
+        "(relu (relu (relu (relu x:[4]))))",
+        "(matmul x:[2,3,4] (matmul y:[4,4] y))",
+        "(mul (neg x:[4]) (neg (neg x)))",
+    ] {
+        let program = parse(text, Weights::Frozen).unwrap();
+        let proof = optimize(&program, &Options::default()).unwrap().proof.unwrap();
+        let replay = proof.replay(7, 1e9).unwrap();
+        assert!(replay.holds(), "{text}: {replay:?}");
+    }
+}
+
+#[test]
+fn rules_that_lose_the_gradient_stay_out_of_what_autograd_differentiates() {
+    let fired = |text: &str, autograd: bool| {
+        let mut options = Options::default();
+        options.limits.autograd = autograd;
+        let program = parse(text, Weights::Live).unwrap();
+        optimize(&program, &options).unwrap().stats.fired
+    };
+    for (text, rule) in [
+        ("(getitem (max_dim x:[4,3] -1 false) 0)", "max-item"),
+        ("(getitem (min_dim x:[4,3] -1 false) 0)", "min-item"),
+        ("(clamp x:[4] 0.0 none)", "relu-of-clamp"),
+        ("(div (clamp (add x:[4] 3.0) 0.0 6.0) 6.0)", "hardsigmoid-of-clamp"),
+        ("(abs (relu x:[4]))", "abs-relu"),
+    ] {
+        assert!(fired(text, false).contains_key(rule), "{rule}");
+        assert!(!fired(text, true).contains_key(rule), "{rule}");
     }
 }
 

@@ -7,19 +7,41 @@ import json
 from typing import Any
 
 import click
+from rich.progress import Progress
 
 from .output import console, safe, table, write_json
+
+
+class _Seeds(click.ParamType):
+    """A number, or a range of them with both ends."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        if isinstance(value, range):
+            return value
+        first, dots, last = str(value).partition("..")
+        if first.isdecimal() and (last.isdecimal() if dots else True):
+            found = range(int(first), int(last if dots else first) + 1)
+            if found and found[-1] < 2**64:
+                return found
+        raise click.BadParameter(f"{value!r} is neither a number nor a range such as 0..99", ctx, param)
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--check", is_flag=True, help="Test that both sides of every rule are equal; takes a minute.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the values that --check draws."
+    "--seed",
+    "seeds",
+    type=_Seeds(),
+    default="1",
+    show_default=True,
+    help="Of the values that --check draws: a number, or a range such as 0..99.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def rules(ctx: click.Context, name: str | None, check: bool, seed: int, as_json: bool) -> None:
+def rules(ctx: click.Context, name: str | None, check: bool, seeds: range, as_json: bool) -> None:
     """List the rewrite rules: law, numerics class, phase, guards.
 
     NAME picks those whose names contain it.
@@ -29,12 +51,13 @@ def rules(ctx: click.Context, name: str | None, check: bool, seed: int, as_json:
       hypatia rules
       hypatia rules fuse-linear
       hypatia rules --check
+      hypatia rules --check --seed 0..99
     """
     from hypatia import _native
 
     listed = _named(json.loads(_native.rules()), name)
     if check:
-        failed = _check(_native, {r["name"] for r in listed}, seed, as_json)
+        failed = _check(_native, {r["name"] for r in listed}, seeds, as_json)
         ctx.exit(1 if failed else 0)
     if as_json:
         write_json("-", listed)
@@ -58,21 +81,40 @@ def _named(found: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]
     return listed
 
 
-def _check(native: Any, names: set[str], seed: int, as_json: bool) -> int:
+def _check(native: Any, names: set[str], seeds: range, as_json: bool) -> int:
     """Prints what the soundness walk found; the number of rules that failed."""
-    out = console(err=True)
-    with out.status("both sides of every rule on many shapes, dtypes and values"):
-        walked = [r for r in json.loads(native.check_rules(seed)) if r["rule"] in names]
-    failed = [r for r in walked if r["failure"] or not r["fired"]]
+    seen: dict[str, dict[str, Any]] = {}
+    with Progress(console=console(err=True), transient=True) as progress:
+        task = progress.add_task("both sides of every rule", total=len(seeds))
+        for seed in seeds:
+            progress.update(task, description=f"both sides of every rule, seed {seed}")
+            for found in json.loads(native.check_rules(seed)):
+                if found["rule"] in names:
+                    _note(seen, found, seed)
+            progress.advance(task)
+    walked = list(seen.values())
+    failed = [r for r in walked if r["failure"]]
     if as_json:
         write_json("-", walked)
         return len(failed)
     rows = table("rule", ">cases", "result")
     for r in walked:
-        result = r["failure"] or ("sound" if r["fired"] else "never fired, so not tested")
-        colour = "red" if r in failed else "green"
-        rows.add_row(*safe(r["rule"], str(r["fired"])), f"[{colour}]{safe(result)[0]}[/]")
+        colour = "red" if r["failure"] else "green"
+        rows.add_row(*safe(r["rule"], str(r["fired"])), f"[{colour}]{safe(r['failure'] or 'sound')[0]}[/]")
     out = console()
     out.print(rows)
-    out.print(f"{len(walked)} rules, {len(walked) - len(failed)} sound, {len(failed)} not")
+    out.print(f"{len(walked)} rules, {len(walked) - len(failed)} sound, {len(failed)} not, {_said(seeds)}")
     return len(failed)
+
+
+def _note(seen: dict[str, dict[str, Any]], found: dict[str, Any], seed: int) -> None:
+    """Adds what one walk saw of a rule; the first failure stays."""
+    known = seen.setdefault(found["rule"], {"rule": found["rule"], "fired": 0, "failure": None, "seed": None})
+    known["fired"] += found["fired"]
+    failure = found["failure"] or (None if found["fired"] else "never fired, so not tested")
+    if failure and not known["failure"]:
+        known.update(failure=f"seed {seed}: {failure}", seed=seed)
+
+
+def _said(seeds: range) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"

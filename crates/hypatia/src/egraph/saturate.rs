@@ -36,7 +36,9 @@ impl Default for Limits {
 
 impl Limits {
     fn allows(&self, rule: &Rule) -> bool {
-        rule.numerics <= self.numerics && (rule.gradient || !self.autograd) && !self.without.iter().any(|n| n == rule.name)
+        rule.numerics <= self.numerics
+            && (rule.gradient || !self.autograd)
+            && !self.without.iter().any(|n| n == rule.name)
     }
 }
 

@@ -452,7 +452,14 @@ fn activations() -> Vec<Row> {
             "hardswish",
             &["hardswish.default(x)"],
             f,
-            |v| map(v, |x| x * min(max(x + 3.0, 0.0), 6.0) / 6.0),
+            |v| {
+                // The product is stored before it is divided, and may overflow.
+                let wide = match (v.mode, v.out_tensor()?.dtype) {
+                    (Mode::Rounded, d) if d != DType::F64 => DType::F32,
+                    _ => DType::F64,
+                };
+                map(v, |x| wide.round(x * min(max(x + 3.0, 0.0), 6.0)) / 6.0)
+            },
             4.0,
         ),
         unary(

@@ -8,7 +8,7 @@ use crate::attr::Attr;
 use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
-use crate::ty::{DType, TensorType, Ty};
+use crate::ty::{TensorType, Ty};
 
 fn tensor(t: TensorType) -> Check<Ty> {
     Ok(Ty::Tensor(t))

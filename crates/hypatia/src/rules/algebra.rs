@@ -21,18 +21,19 @@ fn identities() -> Vec<Rule> {
         "add-zero": Canon Reassoc, "(add~ ?x ?c)" => "?x" if "(const ?c 0.0)";
         "zero-sub": Canon Reassoc, "(sub ?c ?x)" => "(neg ?x)" if "(const ?c 0.0)";
         "neg-neg": Canon Exact, "(neg (neg ?x))" => "?x";
-        "add-neg": Canon Exact, "(add~ ?x (neg ?y))" => "(sub ?x ?y)";
-        "sub-neg": Canon Exact, "(sub ?x (neg ?y))" => "(add ?x ?y)";
+        // A negative is taken before types are promoted: the least integer, and a zero without sign.
+        "add-neg": Canon Exact, "(add~ ?x (neg ?y))" => "(sub ?x ?y)" if "(one_dtype ?x ?y)";
+        "sub-neg": Canon Exact, "(sub ?x (neg ?y))" => "(add ?x ?y)" if "(one_dtype ?x ?y)";
         "neg-sub": Canon Reassoc, "(neg (sub ?x ?y))" => "(sub ?y ?x)";
-        "mul-neg-neg": Canon Exact, "(mul (neg ?x) (neg ?y))" => "(mul ?x ?y)";
+        "mul-neg-neg": Canon Exact, "(mul (neg ?x) (neg ?y))" => "(mul ?x ?y)" if "(one_dtype ?x ?y)";
         // The negative of a number without sign is another one.
         "abs-neg": Canon Exact, "(abs (neg ?x))" => "(abs ?x)" if "(signed ?x)";
         "abs-abs": Canon Exact, "(abs (abs ?x))" => "(abs ?x)";
         "relu-relu": Canon Exact, "(relu (relu ?x))" => "(relu ?x)";
         // The least integer has no positive counterpart: its absolute value is itself.
         "relu-abs": Canon Exact, "(relu (abs ?x))" => "(abs ?x)" if "(float ?x)";
-        // At NaN the gradient of an absolute value is zero.
-        "abs-relu": Canon Exact of_values, "(abs (relu ?x))" => "(relu ?x)";
+        // A negative zero passes through a relu; at NaN the gradient of an absolute value is zero.
+        "abs-relu": Canon Reassoc of_values, "(abs (relu ?x))" => "(relu ?x)";
         "clamp-clamp": Canon Exact, "(clamp (clamp ?x ?a ?b) ?a ?b)" => "(clamp ?x ?a ?b)";
         "not-not": Canon Exact, "(logical_not (logical_not ?x))" => "?x";
         "mul-reciprocal": Canon Wider, "(mul~ ?x (reciprocal ?y))" => "(div ?x ?y)";
@@ -42,12 +43,12 @@ fn identities() -> Vec<Rule> {
 /// Numbers of a chain become one, unless it leaves the range of fp32 where the chain did not.
 fn chains() -> Vec<Rule> {
     laws! {
-        "add-add": Canon Reassoc, "(add (add ?x ?a) ?b)" => "(add ?x ($add ?a ?b))";
+        "add-add": Canon Reassoc, "(add (add ?x ?a) ?b)" => "(add ?x ($add ?a ?b))" if "(within ($add ?a ?b))";
         "mul-mul": Canon Reassoc, "(mul (mul ?x ?a) ?b)" => "(mul ?x ($mul ?a ?b))" if "(moderate ($mul ?a ?b))";
         "mul-div": Canon Reassoc, "(div (mul ?x ?a) ?b)" => "(mul ?x ($div ?a ?b))" if "(moderate ($div ?a ?b))";
         "div-mul": Canon Reassoc, "(mul (div ?x ?a) ?b)" => "(mul ?x ($div ?b ?a))" if "(moderate ($div ?b ?a))";
         "div-div": Canon Reassoc, "(div (div ?x ?a) ?b)" => "(div ?x ($mul ?a ?b))" if "(moderate ($mul ?a ?b))";
-        "mul-neg": Canon Exact, "(mul (neg ?x) ?a)" => "(mul ?x ($neg ?a))";
+        "mul-neg": Canon Exact, "(mul (neg ?x) ?a)" => "(mul ?x ($neg ?a))" if "(float ?x)";
         "neg-mul": Canon Exact, "(neg (mul ?x ?a))" => "(mul ?x ($neg ?a))";
     }
 }

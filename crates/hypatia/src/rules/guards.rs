@@ -69,6 +69,13 @@ pub const GUARDS: &[(&str, Guard)] = &[
         let signed = |d: DType| d.is_float() || d.is_int() && d != DType::U8;
         f.iter().all(|f| f.ty.tensor().is_some_and(|t| signed(t.dtype)))
     }),
+    // Tensors of one dtype; beside one, a number that promotes nothing.
+    ("one_dtype", |f| {
+        let mut dtypes = f.iter().filter_map(|f| f.ty.tensor()).map(|t| t.dtype);
+        let first = dtypes.next();
+        let numbers = f.iter().any(|f| f.ty.attr().is_some());
+        first.is_some_and(|d| (!numbers || d.is_float()) && dtypes.all(|other| other == d))
+    }),
     // Equal compile-time values.
     ("eq", |f| holds(attr(f, 0).zip(attr(f, 1)).map(|(a, b)| a == b))),
     ("le", |f| holds(number(f, 0).zip(number(f, 1)).map(|(a, b)| a <= b))),
@@ -116,6 +123,8 @@ pub const GUARDS: &[(&str, Guard)] = &[
     ("moderate", |f| {
         holds(number(f, 0).map(|v| (1e-30..=1e30).contains(&v.abs())))
     }),
+    // It does not leave the range of fp32.
+    ("within", |f| holds(number(f, 0).map(|v| v.abs() <= 1e30))),
     // Multiplying by its reciprocal is dividing by it, bit for bit, in every floating dtype.
     ("power_of_two", |f| {
         holds(number(f, 0).map(|v| (-14..=14).any(|k| v.abs() == 2f64.powi(k))))

@@ -8,7 +8,8 @@ pub(super) fn rules() -> Vec<Rule> {
 }
 
 /// torch captures `rms_norm` in its parts. They round several times, the op once. Where a model
-/// rounds to half precision before it multiplies by the weight, that rounding stays.
+/// rounds to half precision before it multiplies by the weight, that rounding stays. Where a
+/// variance overflows, the parts of a layer norm give zeros and torch's kernel NaN.
 fn written_out() -> Vec<Rule> {
     laws! {
         "rms-norm": Canon Wider, "(mul~ ?x (rsqrt (add (mean (mul ?x ?x) ?d true) ?e)))"
@@ -20,15 +21,15 @@ fn written_out() -> Vec<Rule> {
             if "(number ?e)" "(widens ?x f32)";
         "rms-norm-cast-weight": Canon Wider, "(cast (mul~ (rms_norm (cast ?x f32) ?s none ?e) ?w) ?d)"
             => "(rms_norm ?x ?s ?w ?e)" if "(number ?e)" "(widens ?x f32)";
-        "layer-norm": Canon Wider, "(mul~ (sub ?x (mean ?x ?d true)) (rsqrt (add (var ?x ?d 0.0 true) ?e)))"
+        "layer-norm": Canon Reassoc, "(mul~ (sub ?x (mean ?x ?d true)) (rsqrt (add (var ?x ?d 0.0 true) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
-        "layer-norm-div": Canon Wider, "(div (sub ?x (mean ?x ?d true)) (sqrt (add (var ?x ?d 0.0 true) ?e)))"
+        "layer-norm-div": Canon Reassoc, "(div (sub ?x (mean ?x ?d true)) (sqrt (add (var ?x ?d 0.0 true) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
         // Mean and variance of one kernel; infinities make NaN of the whole row either way.
-        "layer-norm-var-mean": Canon Wider,
+        "layer-norm-var-mean": Canon Reassoc,
             "(mul~ (sub ?x (getitem (var_mean ?x ?d 0.0 true) 1)) (rsqrt (add (getitem (var_mean ?x ?d 0.0 true) 0) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
-        "layer-norm-var-mean-div": Canon Wider,
+        "layer-norm-var-mean-div": Canon Reassoc,
             "(div (sub ?x (getitem (var_mean ?x ?d 0.0 true) 1)) (sqrt (add (getitem (var_mean ?x ?d 0.0 true) 0) ?e)))"
             => "(layer_norm ?x ($tail ?x ?d) none none ($float ?e))";
         "layer-norm-weight": Canon Wider, "(mul~ (layer_norm ?x ?s none none ?e) ?w)" => "(layer_norm ?x ?s ?w none ?e)"

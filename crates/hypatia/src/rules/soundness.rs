@@ -3,7 +3,10 @@
 //! the reference evaluation and compared.
 //!
 //! - `Exact` rules must agree bit for bit with every op rounded to its dtype, on ordinary numbers
-//!   and on NaN, ±0, ±∞, the largest and the smallest. A NaN equals a NaN, `-0` is not `0`.
+//!   and on NaN, ±0, ±∞, the largest and the smallest, denormal ones too, and on integers of every
+//!   width at their limits. A NaN equals a NaN, `-0` is not `0`.
+//! - `Wider` rules never make NaN or an infinity of what is a finite number with every op rounded,
+//!   on the same special values.
 //! - `Reassoc`, `Wider` and `Approx` rules must agree in real numbers to 1e-9 of the largest
 //!   element (`Approx`: 1e-2), and have their NaNs in the same places when inputs hold NaN and ±0.
 //!   They may differ where a sum or product overflows in one order only, so they are given
@@ -15,14 +18,17 @@
 
 mod compare;
 mod draw;
+mod pairs;
 mod sample;
+
+pub use pairs::{Pair, pairs};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use egg::{ENodeOrVar, PatternAst, Var};
 
-use super::{Action, Rule};
+use super::{Action, Numerics, Rule};
 use crate::cost::Cost;
 use crate::egraph::saturate::apply;
 use crate::egraph::{Context, EGraph};
@@ -31,7 +37,7 @@ use crate::ir::sexp::{Sexp, parse_one};
 use crate::ir::text;
 use crate::ops::{Meaning, table};
 use crate::random::Random;
-use compare::{Seen, compare, inputs, trials};
+use compare::{Seen, Specials, compare, inputs, stays_finite, trials};
 use sample::{Sample, Sampler};
 
 /// What is wrong with a rule.
@@ -75,6 +81,8 @@ pub struct Report {
 
 /// Programs that are tried for one form of a rule at most.
 const TRIES: usize = 600;
+/// As many times more where these have shown too little.
+const MORE: usize = 10;
 /// So many programs that show something are enough, once so many draws are spent.
 const ENOUGH: usize = 24;
 const SPENT: usize = 6_000;
@@ -115,16 +123,10 @@ pub fn check_rule(rule: &Rule, tries: usize, seed: u64) -> Report {
         skewed: 0,
         findings: vec![],
     };
-    let forms: Vec<PatternAst<Node>> = match &rule.action {
-        Action::Pattern(rewrites) => rewrites.iter().map(|r| r.left().clone()).collect(),
-        Action::Program(_) => match rule.samples.iter().map(|s| sample::read(s)).collect() {
-            Ok(forms) => forms,
-            Err(e) => {
-                report.find(Kind::BadSample, e.to_string());
-                vec![]
-            }
-        },
-    };
+    let forms = forms(rule).unwrap_or_else(|e| {
+        report.find(Kind::BadSample, e.to_string());
+        vec![]
+    });
     for (i, form) in forms.iter().enumerate() {
         let seed = rule.name.bytes().fold(seed ^ i as u64, |h, b| {
             (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
@@ -134,14 +136,31 @@ pub fn check_rule(rule: &Rule, tries: usize, seed: u64) -> Report {
             return report;
         }
     }
-    let matrices: usize = report.fired.iter().filter(|(rank, _)| **rank > 1).map(|(_, n)| n).sum();
-    if matrices >= 8 && report.skewed == 0 {
+    if has_matrices(&report) && report.skewed == 0 {
+        let matrices = report.matrices();
         report.find(Kind::OnlySquare, format!("{matrices} programs"));
     }
     report
 }
 
+/// The programs that a rule looks for.
+fn forms(rule: &Rule) -> crate::Result<Vec<PatternAst<Node>>> {
+    match &rule.action {
+        Action::Pattern(rewrites) => Ok(rewrites.iter().map(|r| r.left().clone()).collect()),
+        Action::Program(_) => rule.samples.iter().map(|s| sample::read(s)).collect(),
+    }
+}
+
+/// Whether it fired on matrices often enough to have met some that are not square.
+fn has_matrices(report: &Report) -> bool {
+    report.matrices() >= 8
+}
+
 impl Report {
+    fn matrices(&self) -> usize {
+        self.fired.iter().filter(|(rank, _)| **rank > 1).map(|(_, n)| n).sum()
+    }
+
     fn find(&mut self, kind: Kind, detail: String) {
         self.findings.push(Finding {
             rule: self.rule,
@@ -154,7 +173,11 @@ impl Report {
 fn check_form(rule: &Rule, form: &PatternAst<Node>, tries: usize, mut random: Random, report: &mut Report) {
     let elementwise = form.as_ref().iter().all(works_on_elements);
     let (mut telling, mut spent) = (0, 0);
-    for _ in 0..tries {
+    for tried in 0..MORE * tries {
+        let enough = telling > 0 && (report.skewed > 0 || !has_matrices(report));
+        if tried >= tries && enough {
+            return;
+        }
         let frozen = frozen(rule, form, &mut random);
         let Some(sample) = Sampler::sample(form, &frozen, &mut random, &mut spent) else {
             continue;
@@ -173,6 +196,13 @@ fn check_form(rule: &Rule, form: &PatternAst<Node>, tries: usize, mut random: Ra
                     let program = text::print(&sample.program).replace('\n', " ");
                     return report.find(Kind::Differs, format!("{program}: {detail}"));
                 }
+            }
+        }
+        if rule.numerics == Numerics::Wider {
+            let inputs = inputs(&sample, Specials::All, &mut random);
+            if let Err(detail) = stays_finite(&egraph, &sample, &inputs) {
+                let program = text::print(&sample.program).replace('\n', " ");
+                return report.find(Kind::Differs, format!("{program}: {detail}"));
             }
         }
         if seen > Seen::Nothing {

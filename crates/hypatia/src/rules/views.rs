@@ -11,8 +11,10 @@ use crate::ops::op_id;
 
 pub(super) fn rules() -> Vec<Rule> {
     [
-        elementwise_through!("reshape", "?s": "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh" "neg"),
-        elementwise_through!("permute", "?p": "relu" "gelu" "gelu_tanh" "silu" "sigmoid" "tanh" "neg"),
+        elementwise_through!("reshape", "?s", Exact: "relu" "silu" "sigmoid" "tanh" "neg"),
+        elementwise_through!("reshape", "?s", Reassoc: "gelu" "gelu_tanh"),
+        elementwise_through!("permute", "?p", Exact: "relu" "silu" "sigmoid" "tanh" "neg"),
+        elementwise_through!("permute", "?p", Reassoc: "gelu" "gelu_tanh"),
         elementwise(),
         products(),
         parts(),

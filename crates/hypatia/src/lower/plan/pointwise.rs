@@ -230,7 +230,13 @@ impl Lowering<'_> {
 
     /// The dtype that an op on tensors of one dtype computes in: a number beside them may be of a higher kind.
     fn computed_in(&self, id: Id, of: DType) -> Result<DType> {
-        let types: Vec<&Ty> = self.program.node(id).children.iter().map(|c| self.program.ty(*c)).collect();
+        let types: Vec<&Ty> = self
+            .program
+            .node(id)
+            .children
+            .iter()
+            .map(|c| self.program.ty(*c))
+            .collect();
         let number = |t: &&Ty| t.attr().is_some_and(|a| a.number().is_some());
         match self.name(id) {
             "clamp" | "masked_fill" | "where" | "cast" => Ok(of),

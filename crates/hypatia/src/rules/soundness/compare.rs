@@ -21,6 +21,9 @@ use crate::ty::{DType, Ty};
 pub(super) enum Specials {
     None,
     NanAndZeros,
+    /// With infinities, and numbers that f64 has room around.
+    Usual,
+    /// At the limits of the dtype.
     All,
 }
 
@@ -37,7 +40,7 @@ pub(super) fn trials(numerics: Numerics, sample: &Sample, elementwise: bool) -> 
         Numerics::Approx => 1e-2,
     };
     let specials = if elementwise {
-        Specials::All
+        Specials::Usual
     } else {
         Specials::NanAndZeros
     };
@@ -61,10 +64,12 @@ pub(super) fn inputs(sample: &Sample, specials: Specials, random: &mut Random) -
         let shape = known_shape(&t.shape).unwrap_or_default();
         let n = shape.iter().product();
         let mut element = || {
-            let special = specials != Specials::None && random.below(4) == 0;
-            let v = match special {
-                true if specials == Specials::All => SPECIALS[random.below(SPECIALS.len())],
-                true => SPECIALS[random.below(3)],
+            let odd = specials != Specials::None && random.below(4) == 0;
+            let v = match odd {
+                true if specials == Specials::NanAndZeros => SPECIALS[random.below(3)],
+                true if specials == Specials::Usual => SPECIALS[random.below(SPECIALS.len())],
+                true if t.dtype.is_float() => special(t.dtype, random),
+                true => limit(t.dtype, random),
                 false if t.dtype.is_float() => random.unit() * 2.0,
                 false => random.below(7) as f64 - 3.0,
             };
@@ -73,10 +78,7 @@ pub(super) fn inputs(sample: &Sample, specials: Specials, random: &mut Random) -
             } else {
                 v
             };
-            match (t.dtype.is_float(), special) {
-                (false, true) => t.dtype.round(random.below(2) as f64),
-                _ => t.dtype.round(v),
-            }
+            t.dtype.round(if v.is_finite() || t.dtype.is_float() { v } else { 1.0 })
         };
         let data = (0..n).map(|_| element()).collect();
         Val::arr(Arr::new(shape, data))
@@ -92,10 +94,97 @@ const SPECIALS: [f64; 9] = [
     f64::INFINITY,
     f64::NEG_INFINITY,
     6.0e4,
+    1.0,
     -3.0e38,
     1e-45,
-    1.0,
 ];
+
+/// A number that is special in a floating type: no number, a zero, the greatest, the least, the least normal one.
+fn special(dtype: DType, random: &mut Random) -> f64 {
+    let (greatest, normal, least) = match dtype {
+        DType::F64 => (f64::MAX, f64::MIN_POSITIVE, f64::from_bits(1)),
+        DType::F16 => (65504.0, 2f64.powi(-14), 2f64.powi(-24)),
+        DType::BF16 => (f64::from_bits(0x47ef_e000_0000_0000), 2f64.powi(-126), 2f64.powi(-133)),
+        _ => (f64::from(f32::MAX), 2f64.powi(-126), 2f64.powi(-149)),
+    };
+    let size = match random.below(12) {
+        i @ 0..7 => return SPECIALS[i],
+        7 => greatest,
+        8 => greatest / 4.0,
+        9 => normal,
+        10 => normal / 4.0,
+        _ => least,
+    };
+    if random.below(2) == 0 { size } else { -size }
+}
+
+/// A number at the limits of an integer type. Those of 64 bits are such as f64 has.
+fn limit(dtype: DType, random: &mut Random) -> f64 {
+    let bits = 8 * dtype.size() as i32;
+    let (least, most) = match dtype {
+        DType::Bool => (0.0, 1.0),
+        DType::U8 => (0.0, 255.0),
+        DType::I64 => (-(2f64.powi(63)), 2f64.powi(62)),
+        _ => (-(2f64.powi(bits - 1)), 2f64.powi(bits - 1) - 1.0),
+    };
+    match random.below(5) {
+        0 | 1 => least,
+        2 => most,
+        3 => (least / 2.0).trunc(),
+        _ => 1.0,
+    }
+}
+
+/// What eager computes as a finite number is one under every rule that only rounds less: the value of every alternative of
+/// the program, on inputs at the limits of their types.
+pub(super) fn stays_finite(egraph: &EGraph, sample: &Sample, inputs: &[Val]) -> Result<(), String> {
+    let leaf = |op: &Op, _: &[Val]| match op {
+        Op::Input(i) => Ok(inputs[*i as usize].clone()),
+        other => Err(crate::Error::Graph(format!("{other:?} has no value"))),
+    };
+    let program = &sample.program;
+    let Ok(mut values) = program.eval(&leaf, Mode::Rounded) else {
+        return Ok(());
+    };
+    let Some(eager) = values.remove(&program.root) else {
+        return Ok(());
+    };
+    let Some(root) = egraph.lookup_expr(&program.expr().0) else {
+        return Ok(());
+    };
+    for (value, node) in alternatives(egraph, root, inputs) {
+        if let Some(place) = lost(&eager, &value) {
+            return Err(format!("{node}: eager is finite, {place}"));
+        }
+    }
+    Ok(())
+}
+
+/// The values of the nodes of a class, as they are stored.
+fn alternatives<'e>(egraph: &'e EGraph, class: Id, inputs: &[Val]) -> Vec<(Val, &'e Node)> {
+    let mut found = vec![];
+    let record = |id: Id, node: &'e Node, value: &Val| {
+        if id == class {
+            found.push((value.clone(), node));
+        }
+        Ok(())
+    };
+    // What cannot be evaluated is found elsewhere.
+    let _ = evaluate(egraph, inputs, Mode::Rounded, record);
+    found
+}
+
+fn lost(eager: &Val, other: &Val) -> Option<String> {
+    match (eager, other) {
+        (Val::Arr(a), Val::Arr(b)) => {
+            let mut pairs = a.data.iter().zip(&b.data);
+            let (x, y) = pairs.find(|(x, y)| x.is_finite() && !y.is_finite())?;
+            Some(format!("{x:?} and not {y:?}"))
+        }
+        (Val::Tuple(a), Val::Tuple(b)) => a.iter().zip(b).find_map(|(a, b)| lost(a, b)),
+        _ => None,
+    }
+}
 
 /// What a comparison could have shown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,14 +195,36 @@ pub(super) enum Seen {
     Numbers,
 }
 
-/// Evaluates every node of every class from the values of its operands' classes, and compares
-/// the nodes of a class.
+/// Compares the nodes of every class.
 pub(super) fn compare(egraph: &EGraph, inputs: &[Val], mode: Mode, tolerance: Option<f64>) -> Result<Seen, String> {
+    let mut values: BTreeMap<Id, (Val, &Node)> = BTreeMap::new();
+    let mut seen = Seen::Nothing;
+    evaluate(egraph, inputs, mode, |class, node, value| {
+        match values.get(&class) {
+            None => {
+                values.insert(class, (value.clone(), node));
+            }
+            Some((other, by)) => {
+                agree(other, value, tolerance).map_err(|e| format!("{by} and {node}: {e}"))?;
+                seen = seen.max(if telling(other) { Seen::Numbers } else { Seen::Something });
+            }
+        }
+        Ok(())
+    })?;
+    Ok(seen)
+}
+
+/// Evaluates every node of every class from the values of its operands' classes, each the first that was found.
+fn evaluate<'e>(
+    egraph: &'e EGraph,
+    inputs: &[Val],
+    mode: Mode,
+    mut found: impl FnMut(Id, &'e Node, &Val) -> Result<(), String>,
+) -> Result<(), String> {
     let mut classes: Vec<Id> = egraph.classes().map(|c| c.id).collect();
     classes.sort_unstable();
-    let mut values: BTreeMap<Id, (Val, &Node)> = BTreeMap::new();
+    let mut values: BTreeMap<Id, Val> = BTreeMap::new();
     let mut done: BTreeSet<(Id, usize)> = BTreeSet::new();
-    let mut seen = Seen::Nothing;
     loop {
         let before = done.len();
         for class in &classes {
@@ -121,7 +232,7 @@ pub(super) fn compare(egraph: &EGraph, inputs: &[Val], mode: Mode, tolerance: Op
                 let operands: Option<Vec<Val>> = node
                     .children
                     .iter()
-                    .map(|c| values.get(&egraph.find(*c)).map(|v| v.0.clone()))
+                    .map(|c| values.get(&egraph.find(*c)).cloned())
                     .collect();
                 let Some(operands) = operands.filter(|_| !done.contains(&(*class, i))) else {
                     continue;
@@ -134,19 +245,12 @@ pub(super) fn compare(egraph: &EGraph, inputs: &[Val], mode: Mode, tolerance: Op
                     Op::Input(k) => inputs[*k as usize].clone(),
                     Op::Opaque(_) => return Err(format!("{node} has no meaning")),
                 };
-                match values.get(class) {
-                    None => {
-                        values.insert(*class, (value, node));
-                    }
-                    Some((other, by)) => {
-                        agree(other, &value, tolerance).map_err(|e| format!("{by} and {node}: {e}"))?;
-                        seen = seen.max(if telling(other) { Seen::Numbers } else { Seen::Something });
-                    }
-                }
+                found(*class, node, &value)?;
+                values.entry(*class).or_insert(value);
             }
         }
         if done.len() == before {
-            return Ok(seen);
+            return Ok(());
         }
     }
 }

@@ -7,8 +7,22 @@ use crate::ops::Kind;
 use crate::random::Random;
 use crate::ty::{DType, TensorType, Ty};
 
-pub(super) const FLOATS: [f64; 8] = [1.0, 0.0, -1.0, 2.0, 0.5, -0.0, 3.0, -0.25];
-pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64, DType::Bool];
+/// The last one has no equal in 16 bits.
+pub(super) const FLOATS: [f64; 9] = [1.0, 0.0, -1.0, 2.0, 0.5, -0.0, 3.0, -0.25, 0.7];
+pub(super) const DTYPES: [DType; 10] = [
+    DType::F32,
+    DType::F64,
+    DType::BF16,
+    DType::F16,
+    DType::Bool,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U8,
+];
+/// Whole numbers at the limits of integer types and beyond.
+const WHOLE: [i64; 10] = [127, 128, -128, 255, 256, 300, -32769, 1 << 31, 1 << 53, i64::MIN];
 
 impl Sampler<'_> {
     pub(super) fn one_in(&mut self, n: usize) -> bool {
@@ -33,6 +47,7 @@ impl Sampler<'_> {
         Ty::Attr(match kind {
             Kind::OptTensor if self.one_in(3) => Attr::None,
             Kind::Scalar if self.one_in(3) => match self.one_in(5) {
+                true if self.one_in(3) => Attr::int(*pick(self.random, &WHOLE)),
                 true => Attr::int(self.random.below(5) as i64 - 1),
                 false => self.float(),
             },

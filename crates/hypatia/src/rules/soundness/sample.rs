@@ -86,7 +86,11 @@ impl<'a> Sampler<'a> {
         random: &'a mut Random,
         spent: &mut usize,
     ) -> Option<Sample> {
-        let dtype = *pick(random, &[0, 0, 0, 1, 2, 3, 4, 5].map(|i| DTYPES[i]));
+        let dtype = match random.below(8) {
+            0..3 => DType::F32,
+            7 => *pick(random, &DTYPES[5..]),
+            i => DTYPES[i - 2],
+        };
         let mut sampler = Sampler {
             ast,
             random,

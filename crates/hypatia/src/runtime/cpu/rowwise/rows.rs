@@ -177,11 +177,15 @@ fn reduce<T: Number, S: Source<T>, const L: usize>(op: RowOp, x: S) -> T {
     }
 }
 
-/// The sum of a row.
+/// The sum of a row. One that the type has no number for is infinite, as is its mean in torch.
 #[inline(always)]
 fn total<T: Number, S: Source<T>, const L: usize>(x: S) -> f64 {
     let [sum] = sums::<T, S, L, 1>(x, |v| [v]);
-    if sum.is_finite() { sum } else { wide_sum(x) }
+    if sum.is_finite() {
+        sum
+    } else {
+        T::from_f64(wide_sum(x)).to_f64()
+    }
 }
 
 /// The sum of a row in f64: lanes of numbers near the greatest may overflow where the whole does not.
