@@ -391,6 +391,24 @@ def test_rules_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "differs at [2,3]" in run("rules", "--check").stdout
 
 
+def test_rules_check_takes_a_range_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def walk(seed: int) -> str:
+        seeds.append(seed)
+        failure = "OnlySquare" if seed == 3 else None
+        return json.dumps([{"rule": "fuse-linear-relu", "fired": 2, "failure": failure}])
+
+    monkeypatch.setattr(_native, "check_rules", walk)
+    assert "1 rules, 1 sound, 0 not, seeds 0 to 2" in good("rules", "--check", "--seed", "0..2")
+    failed = run("rules", "--check", "--seed", "2..4")
+    assert failed.exit_code == 1
+    assert "seed 3: OnlySquare" in failed.stdout
+    assert seeds == [0, 1, 2, 2, 3, 4]
+    for wrong in ("-1", "4..2", "1..", "x"):
+        assert run("rules", "--check", "--seed", wrong).exit_code == 2
+
+
 @pytest.mark.slow
 def test_rules_check_for_real() -> None:
     assert "0 not" in good("rules", "--check")

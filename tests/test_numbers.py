@@ -230,6 +230,20 @@ def test_zeros_keep_their_sign_at_bounds(name: str, dtype: torch.dtype) -> None:
         assert same(result, f(x)), (result, f(x))
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 5), (8, 32, 16), (33, 8, 5), (1, 512, 512), (4, 64, 64)])
+def test_products_in_bf16_keep_denormal_numbers_where_eager_does(shape: tuple[int, int, int]) -> None:
+    rows, terms, columns = shape
+    layer = nn.Linear(terms, columns, bias=False).to(torch.bfloat16)
+    compiled = hypatia.compile(layer)
+    with torch.no_grad():
+        compiled(torch.randn(rows, terms).bfloat16())
+        for x, w in ((1e-39, 1.0), (1e-20, 1e-20)):
+            layer.weight.fill_(w)
+            given = torch.full((rows, terms), x).bfloat16()
+            eager, result = layer(given), compiled(given)
+            assert bool(((result != 0) | (eager == 0)).all()), (eager, result)
+
+
 TIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": lambda x: x.max(1)[0],
     "min": lambda x: x.min(1)[0],
@@ -281,7 +295,7 @@ def test_a_proof_whose_sides_share_terms_of_the_rule_holds() -> None:
 
 
 def sides(pair: dict[str, Any]) -> fx.GraphModule | None:
-    """A graph with the two sides of a rule as results; none if torch refuses it, as a probability below zero."""
+    """A graph with the two sides of a rule as results; none if torch refuses such a program."""
     graph, mode = fx.Graph(), FakeTensorMode()
     for i, (dtype, shape, _) in enumerate(pair["inputs"]):
         with mode:

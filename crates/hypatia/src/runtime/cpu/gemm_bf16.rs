@@ -1,8 +1,8 @@
 //! Linear layers over bf16 tiles: in bf16, and in fp32 split into bf16 pieces.
 //!
 //! Weights lie in panels of 16 columns, each a row of tiles, one for each step of 32 terms. AMX multiplies them with
-//! tiles of activations that every thread packs for itself. Without AMX, and for a few rows, the same tiles are widened
-//! to fp32 as they are read.
+//! tiles of activations that every thread packs for itself. Without AMX, for a few rows and for small products, the same
+//! tiles are widened to fp32 as they are read.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "tiles are of x86-64"))]
 
@@ -43,6 +43,8 @@ const LEAST: (usize, usize) = (128, 128);
 const FAR: usize = 1 << 20;
 /// Up to so many rows weights come from memory no faster than vectors multiply them.
 const FEW: usize = 3;
+/// So many multiplications torch does not leave to tiles, which take denormal numbers for zero.
+const SMALL: usize = 16 * 16 * 16;
 /// Multiplications, and weights to read, that are over before a second thread is of much use.
 const ALONE: (usize, usize) = (1 << 20, 1 << 17);
 
@@ -145,7 +147,7 @@ impl<F: Format> Layer<F::Value> for Tiles<F> {
         };
         match self.engine {
             #[cfg(target_arch = "x86_64")]
-            Engine::Tiles if m > FEW || F::PIECES > 1 => {
+            Engine::Tiles if m > FEW && m * self.n * self.k > SMALL || F::PIECES > 1 => {
                 let most = PART / (self.steps() * F::PIECES * STEP * size_of::<u16>()).max(1);
                 let most = (most / (2 * SIDE) * 2 * SIDE).clamp(call.blocking.rows, 256);
                 let units = (2 * SIDE, GROUP);
