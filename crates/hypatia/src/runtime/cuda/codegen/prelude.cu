@@ -45,12 +45,12 @@ __device__ __forceinline__ i64 add(i64 a, i64 b) { return (i64)((u64)a + (u64)b)
 __device__ __forceinline__ i64 sub(i64 a, i64 b) { return (i64)((u64)a - (u64)b); }
 __device__ __forceinline__ i64 mul(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 
-// torch's meaning, NaN included, for float, double and whole numbers.
+// torch's meaning, NaN included, for float, double and whole numbers. Of two zeros the positive one is greater.
 template <typename T> __device__ __forceinline__ T div(T a, T b) { return a / b; }
-template <typename T> __device__ __forceinline__ T maximum(T a, T b) { return a != a ? a : b != b ? b : a < b ? b : a; }
-template <typename T> __device__ __forceinline__ T minimum(T a, T b) { return a != a ? a : b != b ? b : b < a ? b : a; }
+template <typename T> __device__ __forceinline__ T maximum(T a, T b) { return a != a ? a : b != b ? b : max(a, b); }
+template <typename T> __device__ __forceinline__ T minimum(T a, T b) { return a != a ? a : b != b ? b : min(a, b); }
 template <typename T> __device__ __forceinline__ T clamp(T x, T least, T most) { return minimum(maximum(x, least), most); }
-template <typename T> __device__ __forceinline__ T relu(T x) { return x < (T)0 ? (T)0 : x; }
+template <typename T> __device__ __forceinline__ T relu(T x) { return maximum(x, (T)0); }
 template <typename T> __device__ __forceinline__ T neg(T x) { return -x; }
 template <> __device__ __forceinline__ i64 neg(i64 x) { return sub(0ll, x); }
 __device__ __forceinline__ float abs_(float x) { return fabsf(x); }
