@@ -45,11 +45,11 @@ fn elementwise() -> Vec<Rule> {
             if "(eq ($shape ?x) ($shape ?y))";
         "mul-through-permute": Algebra Exact, "(mul (permute ?x ?p) (permute ?y ?p))" => "(permute (mul ?x ?y) ?p)"
             if "(eq ($shape ?x) ($shape ?y))";
-        // Ops on elements broadcast by themselves.
-        "add-expanded": Canon Exact, "(add~ (expand ?x ?s) ?y)" => "(add ?x ?y)";
-        "mul-expanded": Canon Exact, "(mul~ (expand ?x ?s) ?y)" => "(mul ?x ?y)";
-        "sub-expanded": Canon Exact, "(sub ?y (expand ?x ?s))" => "(sub ?y ?x)";
-        "div-expanded": Canon Exact, "(div ?y (expand ?x ?s))" => "(div ?y ?x)";
+        // Ops on elements broadcast by themselves. A tensor without dimensions is converted as a number is.
+        "add-expanded": Canon Exact, "(add~ (expand ?x ?s) ?y)" => "(add ?x ?y)" if "(one_dtype ?x ?y)";
+        "mul-expanded": Canon Exact, "(mul~ (expand ?x ?s) ?y)" => "(mul ?x ?y)" if "(one_dtype ?x ?y)";
+        "sub-expanded": Canon Exact, "(sub ?y (expand ?x ?s))" => "(sub ?y ?x)" if "(one_dtype ?x ?y)";
+        "div-expanded": Canon Exact, "(div ?y (expand ?x ?s))" => "(div ?y ?x)" if "(one_dtype ?x ?y)";
     }
 }
 

@@ -143,6 +143,11 @@ pub(super) fn stays_finite(egraph: &EGraph, sample: &Sample, inputs: &[Val]) -> 
         other => Err(crate::Error::Graph(format!("{other:?} has no value"))),
     };
     let program = &sample.program;
+    // The evaluation itself has no room beyond f64.
+    let f64_inside = |ty: &Ty| ty.tensor().is_some_and(|t| t.dtype == DType::F64);
+    if program.reachable().iter().any(|id| f64_inside(program.ty(*id))) {
+        return Ok(());
+    }
     let Ok(mut values) = program.eval(&leaf, Mode::Rounded) else {
         return Ok(());
     };
