@@ -139,7 +139,8 @@ impl DType {
             r if r >= most => r - all,
             r if r < least => r + all,
             r if r.is_nan() => 0.0,
-            r => r,
+            // Of zeros there is one.
+            r => r + 0.0,
         }
     }
 
@@ -339,8 +340,9 @@ mod tests {
             (DType::I32, 2147483648.0, -2147483648.0),
             (DType::I64, 9223372036854775808.0, -9223372036854775808.0),
             (DType::I64, -1.0, -1.0),
+            (DType::I8, -0.0, 0.0),
         ] {
-            assert_eq!(dtype.round(from), to, "{dtype} {from}");
+            assert_eq!(dtype.round(from).to_bits(), to.to_bits(), "{dtype} {from}");
         }
     }
 

@@ -40,12 +40,16 @@ fn identities() -> Vec<Rule> {
     }
 }
 
-/// Numbers of a chain become one, unless it leaves the range of fp32 where the chain did not.
+/// Numbers of a chain become one, unless it leaves the range of fp32 where the chain did not. Integers wrap before a
+/// float makes floats of them.
 fn chains() -> Vec<Rule> {
     laws! {
-        "add-add": Canon Reassoc, "(add (add ?x ?a) ?b)" => "(add ?x ($add ?a ?b))" if "(within ($add ?a ?b))";
-        "mul-mul": Canon Reassoc, "(mul (mul ?x ?a) ?b)" => "(mul ?x ($mul ?a ?b))" if "(moderate ($mul ?a ?b))";
-        "mul-div": Canon Reassoc, "(div (mul ?x ?a) ?b)" => "(mul ?x ($div ?a ?b))" if "(moderate ($div ?a ?b))";
+        "add-add": Canon Reassoc, "(add (add ?x ?a) ?b)" => "(add ?x ($add ?a ?b))"
+            if "(float ?x)" "(within ($add ?a ?b))";
+        "mul-mul": Canon Reassoc, "(mul (mul ?x ?a) ?b)" => "(mul ?x ($mul ?a ?b))"
+            if "(float ?x)" "(moderate ($mul ?a ?b))";
+        "mul-div": Canon Reassoc, "(div (mul ?x ?a) ?b)" => "(mul ?x ($div ?a ?b))"
+            if "(float ?x)" "(moderate ($div ?a ?b))";
         "div-mul": Canon Reassoc, "(mul (div ?x ?a) ?b)" => "(mul ?x ($div ?b ?a))" if "(moderate ($div ?b ?a))";
         "div-div": Canon Reassoc, "(div (div ?x ?a) ?b)" => "(div ?x ($mul ?a ?b))" if "(moderate ($mul ?a ?b))";
         "mul-neg": Canon Exact, "(mul (neg ?x) ?a)" => "(mul ?x ($neg ?a))" if "(float ?x)";
