@@ -338,7 +338,7 @@ impl Borrowed {
             let mut at = match i {
                 0 => 0,
                 1 => count - 1,
-                _ => (u128::from(SPREAD.wrapping_mul(i)) * u128::from(count) >> 64) as u64,
+                _ => ((u128::from(SPREAD.wrapping_mul(i)) * u128::from(count)) >> 64) as u64,
             };
             let mut offset = 0isize;
             for d in (0..rank).rev() {
@@ -354,7 +354,7 @@ impl Borrowed {
             }
             let (low, high) = element.split_at(8);
             for half in [low, high] {
-                let bits = half.iter().rev().fold(0, |bits, b| bits << 8 | u64::from(*b));
+                let bits = half.iter().rev().fold(0, |bits, b| (bits << 8) | u64::from(*b));
                 sum = (sum.rotate_left(5) ^ bits).wrapping_mul(SPREAD);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::attr::Attr;
 use crate::dim::{Dim, product};
-use crate::ty::{TensorType, Ty};
+use crate::ty::{DType, TensorType, Ty};
 
 /// A function on compile-time values and types.
 pub type Function = fn(&[Ty]) -> Option<Attr>;
@@ -229,6 +229,13 @@ pub const FUNCTIONS: &[(&str, Function)] = &[
     ("size", |a| Some(Attr::Int(tensor(a, 0)?.dim(int(a, 1)?)?.clone()))),
     ("rank", |a| Some(Attr::int(tensor(a, 0)?.rank() as i64))),
     ("dtype", |a| Some(Attr::DType(tensor(a, 0)?.dtype))),
+    // In which a weight is computed before it is rounded once.
+    ("wide", |a| {
+        Some(Attr::DType(match tensor(a, 0)?.dtype {
+            DType::BF16 | DType::F16 => DType::F32,
+            own => own,
+        }))
+    }),
     ("numel", |a| Some(Attr::Int(tensor(a, 0)?.numel()))),
     ("compose", compose),
     ("inverse", |a| Some(Attr::ints(&inverse(&attr(a, 0)?.known_ints()?)))),

@@ -79,7 +79,8 @@ fn views() -> Vec<Rule> {
         "slice-bounds": Canon Exact, "(slice ?x ?d ?a ?b ?s)"
             => "(slice ?x ?d ($place ?x ?d ?a 0) ($place ?x ?d ?b ($size ?x ?d)) ?s)";
         "slice-slice": Canon Exact, "(slice (slice ?x ?d ?a ?b ?s) ?d ?e ?f ?t)"
-            => "(slice ?x ?d ($sub_place ?a ?s ?e) ($sub_place ?a ?s ?f) ($imul ?s ?t))";
+            => "(slice ?x ?d ($sub_place ?a ?s ?e) ($sub_place ?a ?s ?f) ($imul ?s ?t))"
+            if "(cuts_twice ?x ?d ?a ?b ?s ?e ?f ?t)";
         "slice-none": Canon Exact, "(slice ?x ?d ?a ?b ?s)" => "?x";
         "cat-of-one": Canon Exact, "(cat ?d ?x)" => "?x";
         "cast-none": Canon Exact, "(cast ?x ?d)" => "?x";

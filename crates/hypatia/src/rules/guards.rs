@@ -191,6 +191,22 @@ pub const GUARDS: &[(&str, Guard)] = &[
                 }),
         )
     }),
+    // Two slices, one of the other, both of which leave something out: of those that keep all there would be no end.
+    ("cuts_twice", |f| {
+        let place = |i: usize| attr(f, i).and_then(Attr::as_int);
+        let length = |n: i64, from: usize| {
+            let (start, end, step) = (place(from)?, place(from + 1)?.min(n), place(from + 2)?);
+            (step > 0).then(|| ((end - start).max(0) + step - 1) / step)
+        };
+        let whole = tensor(f, 0)
+            .zip(place(1))
+            .and_then(|(x, d)| x.dim(d))
+            .and_then(Dim::known);
+        match whole.and_then(|n| length(n, 2).map(|m| (n, m))) {
+            Some((n, m)) => holds(length(m, 5).map(|l| m < n && l < m)),
+            None => place(4) == Some(1) && place(7) == Some(1),
+        }
+    }),
     ("zeros", |f| {
         holds(attr(f, 0).and_then(Attr::as_ints).map(|v| v.iter().all(|d| d.is(0))))
     }),

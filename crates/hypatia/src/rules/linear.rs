@@ -102,39 +102,55 @@ fn scales() -> Vec<Rule> {
 }
 
 /// A batch norm is `S·y + (h - S·m)` with `S = g / √(v + e)` for each channel; the channels of a
-/// matrix are its columns. With `e` above zero `S` is finite.
+/// matrix are its columns. With `e` above zero `S` is finite. What becomes a weight of 16 bits is
+/// computed in fp32 and rounded once.
 fn norms() -> Vec<Rule> {
     laws! {
         "linear-batch-norm": Algebra Reassoc, "(batch_norm (linear ?w none ?x) ?g ?h ?m ?v ?e)"
-            => "(linear (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                        (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ?x)"
+            => "(linear (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 0))) ($dtype ?w)) \
+                        (cast (sub (cast ?h ($wide ?w)) (mul (cast ?m ($wide ?w)) (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e))))) ($dtype ?w)) ?x)"
             if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "linear-bias-batch-norm": Algebra Reassoc, "(batch_norm (linear ?w ?b ?x) ?g ?h ?m ?v ?e)"
-            => "(linear (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                        (add (mul (sub ?b ?m) (mul ?g (rsqrt (add ?v ?e)))) ?h) ?x)"
+            => "(linear (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 0))) ($dtype ?w)) \
+                        (cast (add (mul (sub (cast ?b ($wide ?w)) (cast ?m ($wide ?w))) (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e)))) (cast ?h ($wide ?w))) ($dtype ?w)) ?x)"
             if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "batch-norm-linear": Algebra Reassoc, "(linear ?w ?b (batch_norm ?x ?g ?h ?m ?v ?e))"
-            => "(linear (mul ?w (mul ?g (rsqrt (add ?v ?e)))) \
-                        (linear ?w ?b (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e)))))) ?x)"
+            => "(linear (cast (mul (cast ?w ($wide ?w)) (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e)))) ($dtype ?w)) \
+                        (cast (linear (cast ?w ($wide ?w)) (cast ?b ($wide ?w)) \
+                              (sub (cast ?h ($wide ?w)) (mul (cast ?m ($wide ?w)) (mul (cast ?g ($wide ?w)) \
+                              (rsqrt (add (cast ?v ($wide ?w)) ?e)))))) ($dtype ?w)) ?x)"
             if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(rank ?x 2)" "(positive ?e)";
         "conv-batch-norm": Algebra Reassoc, "(batch_norm (conv ?x ?w none ?s ?p ?d ?n) ?g ?h ?m ?v ?e)"
-            => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                      (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ?s ?p ?d ?n)"
+            => "(conv ?x (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                               (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 0))) ($dtype ?w)) \
+                      (cast (sub (cast ?h ($wide ?w)) (mul (cast ?m ($wide ?w)) (mul (cast ?g ($wide ?w)) \
+                            (rsqrt (add (cast ?v ($wide ?w)) ?e))))) ($dtype ?w)) ?s ?p ?d ?n)"
             if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(positive ?e)";
         "conv-bias-batch-norm": Algebra Reassoc, "(batch_norm (conv ?x ?w ?b ?s ?p ?d ?n) ?g ?h ?m ?v ?e)"
-            => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 0))) \
-                      (add (mul (sub ?b ?m) (mul ?g (rsqrt (add ?v ?e)))) ?h) ?s ?p ?d ?n)"
+            => "(conv ?x (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                               (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 0))) ($dtype ?w)) \
+                      (cast (add (mul (sub (cast ?b ($wide ?w)) (cast ?m ($wide ?w))) (mul (cast ?g ($wide ?w)) \
+                            (rsqrt (add (cast ?v ($wide ?w)) ?e)))) (cast ?h ($wide ?w))) ($dtype ?w)) ?s ?p ?d ?n)"
             if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(positive ?e)";
         // Padding is zero after the norm, so it must be absent.
         "batch-norm-conv": Algebra Reassoc, "(conv (batch_norm ?x ?g ?h ?m ?v ?e) ?w none ?s ?p ?d 1)"
-            => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 1))) \
-                      (sum (mul ?w (reshape (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ($along ?g ?w 1))) \
-                           ($inner_dims ?w) false) \
+            => "(conv ?x (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                               (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 1))) ($dtype ?w)) \
+                      (cast (sum (mul (cast ?w ($wide ?w)) (reshape (sub (cast ?h ($wide ?w)) \
+                            (mul (cast ?m ($wide ?w)) (mul (cast ?g ($wide ?w)) (rsqrt (add (cast ?v ($wide ?w)) ?e))))) \
+                            ($along ?g ?w 1))) ($inner_dims ?w) false) ($dtype ?w)) \
                       ?s ?p ?d 1)" if "(weight ?w ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)" "(positive ?e)";
         "batch-norm-conv-bias": Algebra Reassoc, "(conv (batch_norm ?x ?g ?h ?m ?v ?e) ?w ?b ?s ?p ?d 1)"
-            => "(conv ?x (mul ?w (reshape (mul ?g (rsqrt (add ?v ?e))) ($along ?g ?w 1))) \
-                      (add ?b (sum (mul ?w (reshape (sub ?h (mul ?m (mul ?g (rsqrt (add ?v ?e))))) ($along ?g ?w 1))) \
-                           ($inner_dims ?w) false)) \
+            => "(conv ?x (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
+                               (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 1))) ($dtype ?w)) \
+                      (cast (add (cast ?b ($wide ?w)) (sum (mul (cast ?w ($wide ?w)) (reshape (sub (cast ?h ($wide ?w)) \
+                            (mul (cast ?m ($wide ?w)) (mul (cast ?g ($wide ?w)) (rsqrt (add (cast ?v ($wide ?w)) ?e))))) \
+                            ($along ?g ?w 1))) ($inner_dims ?w) false)) ($dtype ?w)) \
                       ?s ?p ?d 1)" if "(weight ?w ?b ?g ?h ?m ?v)" "(live ?x)" "(zeros ?p)" "(positive ?e)";
     }
 }

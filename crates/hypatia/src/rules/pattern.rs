@@ -16,6 +16,9 @@ use crate::ir::sexp::{Pos, Sexp, parse_one};
 use crate::ops::OpId;
 use crate::ty::Ty;
 
+/// Places at which a rule may match in one round.
+const MOST_MATCHES: usize = 200_000;
+
 /// Where a function or guard takes an operand from.
 #[derive(Debug, Clone)]
 enum Source {
@@ -86,9 +89,9 @@ impl Rewrite {
         &self.left.ast
     }
 
-    /// Where it matches.
+    /// Where it matches, at so many places at most: a rule that feeds on itself would take all memory.
     pub fn search(&self, egraph: &EGraph) -> Vec<SearchMatches<'_, Node>> {
-        self.left.search(egraph)
+        self.left.search_with_limit(egraph, MOST_MATCHES)
     }
 
     /// Applies it to its matches, until `limit` nodes; returns how many equalities are new.
