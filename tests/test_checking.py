@@ -80,3 +80,11 @@ def test_eager_in_tf32_is_no_measure_of_closeness_to_eager() -> None:
     # In true fp32 eager is close to float64, and a result has to be close to eager.
     near = (exact + 3e-5 * torch.sign(exact)).float()
     assert not checking.judge("", near, exact.float(), exact, tf32=True).ok
+
+
+def test_16_bit_results_with_several_times_eagers_error_are_wrong() -> None:
+    exact = torch.randn(10_000, dtype=torch.float64)
+    eager = exact.bfloat16()
+    own = float((eager.double() - exact).abs().max())
+    assert checking.judge("", (exact + 1.5 * own).bfloat16(), eager, exact).ok
+    assert not checking.judge("", (exact + 6 * own).bfloat16(), eager, exact).ok

@@ -26,6 +26,12 @@ FACTOR = 2.0
 ULPS = 4.0
 """Roundings of the largest value, and of the inputs, that are forgiven on top."""
 
+SHORT_ULPS = 1.0
+"""The same for results of 16 bits: four of their roundings are more than eager's own error."""
+
+SHORT_SHIFTS = 2.0
+"""How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
+
 UNREFERENCED_ULPS = 64.0
 """The same where there is nothing wider to judge by: results in float64, or no memory for it."""
 
@@ -241,7 +247,7 @@ class Comparer:
                 result.ok = result.error <= result.allowed
                 continue
             shift = max((d[0] for d in _distances(moved, exact, exact)), default=0.0)
-            result.allowed += ULPS * shift
+            result.allowed += (SHORT_SHIFTS if _is_short(values[node]) else ULPS) * shift
             limit = _limit(values[node], result.scale)
             coarse = node in self.coarse or (self.tf32 and result.eager_error > limit)
             result.ok = result.error <= result.allowed and (coarse or result.to_eager <= limit)
@@ -399,7 +405,7 @@ def judge(
     if exact is None or (wide and not narrow):
         exact, ulps = eager, UNREFERENCED_ULPS
     else:
-        ulps = ULPS
+        ulps = SHORT_ULPS if _is_short(mine) else ULPS
     error = own = direct = scale = 0.0
     for e, o, d, m in _distances(mine, eager, exact):
         error, own, direct, scale = max(error, e), max(own, o), max(direct, d), max(scale, m)
@@ -430,6 +436,10 @@ def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, 
 
 def _limit(mine: torch.Tensor, scale: float) -> float:
     return TO_EAGER * max(1.0, scale) if mine.dtype is torch.float32 else float("inf")
+
+
+def _is_short(value: torch.Tensor) -> bool:
+    return value.dtype in (torch.bfloat16, torch.float16)
 
 
 def _eps(value: torch.Tensor) -> float:
