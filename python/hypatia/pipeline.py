@@ -13,7 +13,7 @@ from torch import fx
 from torch._logging import trace_structured
 
 from . import cuda, planner, programs
-from .capture import capture
+from .capture import Captured, capture
 from .errors import UnsupportedError
 from .folding import folded_bytes
 from .options import Options
@@ -41,6 +41,20 @@ def _has_kernels(device: torch.device, kind: str) -> bool:
     return device.type == "cuda" and cuda.available() is None
 
 
+def _rebuilt(
+    gm: fx.GraphModule, captured: Captured, options: str, kernels: Collection[str]
+) -> tuple[programs.Optimization, fx.GraphModule]:
+    """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
+    optimization = programs.optimized(captured.text, options)
+    try:
+        return optimization, rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+    except Exception:
+        anew = programs.again(optimization, captured.text, options)
+        if anew is None:
+            raise
+        return anew, rebuild(gm, captured, json.loads(anew.emission()), kernels)
+
+
 def optimize_graph(
     gm: fx.GraphModule,
     options: Options,
@@ -64,8 +78,7 @@ def optimize_graph(
     kernels = {name for part, name in without if part == "kernel"}
     try:
         captured = capture(gm, weights, autograd=autograd)
-        optimization = programs.optimized(captured.text, options.native(captured.device))
-        optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+        optimization, optimized = _rebuilt(gm, captured, options.native(captured.device), kernels)
         copies = folded_bytes(optimized)
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
