@@ -205,7 +205,7 @@ def clear() -> int:
 
 
 def tuning_folder() -> Path | None:
-    """Where measured times of kernels are kept, in a file of their own; none if there is no place for them."""
+    """Where measured times of kernels are kept, in a file of their own; none if there is no such place."""
     if not enabled():
         return None
     try:
@@ -246,7 +246,7 @@ def _name(kind: str, key: str) -> str:
 
 @contextlib.contextmanager
 def _opened(kind: str | None = None, *, make: bool = False) -> Iterator[int]:
-    """Our folder, or one of a kind in it, as a descriptor: what it stands for cannot be exchanged any more."""
+    """Our folder, or one of a kind in it, as a descriptor: nobody can exchange what it stands for."""
     root = folder()
     if not root.is_absolute():
         raise private.RefusedError("there is no home folder")

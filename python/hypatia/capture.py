@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 
 from .errors import UnsupportedError
 
-
 _NAMESPACES = ("aten", "prims")
 
 

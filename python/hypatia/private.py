@@ -1,7 +1,7 @@
 """Folders and files that nobody but their user may have written.
 
-What others could have put there is refused, by the descriptor that is read from, not by the name: links are not
-followed, pipes are not waited for, and no more is read than asked for.
+What others could have put there is refused, by the descriptor that is read from, not by the name: links are
+not followed, pipes are not waited for, and no more is read than asked for.
 """
 
 from __future__ import annotations

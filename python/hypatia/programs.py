@@ -1,7 +1,8 @@
 """Optimized programs, kept on disk: a graph that was searched once is not searched again.
 
-What is kept is the program and the report. The calls into torch are made from the program by the op table, so that
-a file names none of them. The rest (proof, drawing) is asked for rarely, and the same search gives it again.
+What is kept is the program and the report. The calls into torch are made from the program by the op table, so
+that a file names none of them. The rest (proof, drawing) is asked for rarely, and the same search gives it
+again.
 """
 
 from __future__ import annotations

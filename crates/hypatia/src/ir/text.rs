@@ -73,6 +73,9 @@ impl Sink for Reader {
         };
         let ty = parse_type(annotation)
             .ok_or_else(|| pos.error(format!("'{annotation}' is no type; examples: [64,784], bf16[8,s0]")))?;
+        if !ty.can_exist() {
+            return Err(pos.error(format!("no tensor can have the type {ty}")));
+        }
         if let Some(known) = self.names.get(name) {
             return match self.program.ty(*known) == &Ty::Tensor(ty) {
                 true => Ok(*known),
@@ -106,8 +109,7 @@ pub fn parse_type(text: &str) -> Option<TensorType> {
     } else {
         DType::parse(dtype)?
     };
-    let ty = TensorType::new(parse_dims(rest.strip_suffix(']')?)?, dtype);
-    ty.can_exist().then_some(ty)
+    Some(TensorType::new(parse_dims(rest.strip_suffix(']')?)?, dtype))
 }
 
 /// Lists inside of each other in a line; a value that would need more has a line of its own.

@@ -236,11 +236,13 @@ fn links_and_folders_in_the_place_of_files_are_left_alone() {
     fs::create_dir_all(&folder.0).unwrap();
     fs::write(&outside, "of somebody else").unwrap();
     for name in ["tuning.part", "tuning.lock", "tuning.jsonl"] {
+        let _ = fs::remove_file(folder.0.join(name));
         symlink(&outside, folder.0.join(name)).unwrap();
         let _ = saved(&folder.0, "linear", "a");
         assert_eq!(fs::read_to_string(&outside).unwrap(), "of somebody else", "{name}");
-        let _ = fs::remove_file(folder.0.join(name));
     }
+    let _ = fs::remove_file(folder.file());
+    let _ = fs::remove_file(folder.0.join("tuning.lock"));
     fs::create_dir(folder.file()).unwrap();
     assert!(!saved(&folder.0, "linear", "a"));
     assert!(Database::open(&folder.0).is_empty());
