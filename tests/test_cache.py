@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import logging
 import os
@@ -15,20 +14,28 @@ from typing import Any
 
 import pytest
 
-from hypatia import cache
+from hypatia import cache, private
+
+OURS = "0123456789" * 4
+"""The name of a file of ours, without an ending."""
 
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HYPATIA_CACHE", "HYPATIA_CACHE_SIZE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "_warned", set())
-    return tmp_path / "store"
+    return tmp_path / cache.NAME
+
+
+def files(store: Path) -> list[Path]:
+    """All but the marker."""
+    return [p for p in store.rglob("*") if p.is_file() and p.name != cache._MARKER]
 
 
 def only_file(store: Path) -> Path:
-    (path,) = [p for p in store.rglob("*") if p.is_file()]
+    (path,) = files(store)
     return path
 
 
@@ -46,7 +53,7 @@ def test_what_is_put_is_found_again(store: Path) -> None:
     cache.put("plan", "empty", b"new")
     assert cache.get("plan", "empty") == b"new"
     assert cache.trouble() is None
-    assert sorted(p.name for p in store.iterdir()) == ["plan"]
+    assert sorted(p.name for p in store.iterdir()) == [cache._MARKER, "plan"]
 
 
 def test_entries_and_clear(store: Path) -> None:
@@ -55,7 +62,7 @@ def test_entries_and_clear(store: Path) -> None:
         cache.put(kind, key, b"data")
     assert {(e.kind, e.key) for e in cache.entries()} == {("plan", "a"), ("times", "b")}
     assert all(e.size == e.path.stat().st_size > 4 for e in cache.entries())
-    unfinished = store / "plan" / "x.tmp"
+    unfinished = store / "plan" / f"{OURS}-1-0123456789ab.tmp"
     unfinished.write_bytes(b"half")
     assert cache.clear() == 2
     assert cache.entries() == []
@@ -66,11 +73,11 @@ def test_entries_and_clear(store: Path) -> None:
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPATIA_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "hypatia"
+    assert cache.folder() == tmp_path / ".cache" / "hypatia-cache"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.folder() == tmp_path / ".cache" / "hypatia"
+    assert cache.folder() == tmp_path / ".cache" / "hypatia-cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.folder() == tmp_path / "xdg" / "hypatia"
+    assert cache.folder() == tmp_path / "xdg" / "hypatia-cache"
 
 
 def test_off_means_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +139,11 @@ def test_a_folder_in_place_of_a_file(store: Path) -> None:
     path.unlink()
     (path / "inner").mkdir(parents=True)
     assert cache.get("plan", "key") is None
-    (path / "inner").mkdir(parents=True)
     cache.put("plan", "key", b"again")
-    assert cache.get("plan", "key") == b"again"
+    assert cache.get("plan", "key") is None
+    assert (path / "inner").is_dir(), "it is not ours to remove"
+    cache.put("plan", "other", b"data")
+    assert cache.get("plan", "other") == b"data"
 
 
 def test_a_file_in_place_of_the_folder_is_one_warning(store: Path, caplog: Any) -> None:
@@ -161,8 +170,7 @@ def test_a_folder_that_cannot_be_written(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as broken:
-        owner = os if call == "replace" else Path
-        broken.setattr(owner, call, fail)
+        broken.setattr(os, call, fail)
         cache.put("plan", "a", b"data")
         cache.put("plan", "b", b"data")
         assert cache.trouble()
@@ -185,11 +193,12 @@ def test_a_folder_that_cannot_be_made(monkeypatch: Any, caplog: Any) -> None:
 def test_a_file_that_another_process_cleared_is_no_warning(
     store: Path, monkeypatch: Any, caplog: Any
 ) -> None:
+    cache.put("plan", "other", b"data")
     replace = os.replace
 
-    def cleared(source: Any, target: Any) -> None:
+    def cleared(source: Any, target: Any, **folders: Any) -> None:
         cache.clear()
-        replace(source, target)
+        replace(source, target, **folders)
 
     with monkeypatch.context() as busy:
         busy.setattr(os, "replace", cleared)
@@ -200,14 +209,18 @@ def test_a_file_that_another_process_cleared_is_no_warning(
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk(store: Path, monkeypatch: Any, caplog: Any) -> None:
+    cache.put("plan", "other", b"data")
     opened = []
+    plain = os.open
 
-    def full(path: Path, mode: str, *_: Any) -> Any:
+    def full(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if not flags & os.O_WRONLY:
+            return plain(path, flags, *args, **kwargs)
         opened.append(path)
-        return builtins.open("/dev/full", mode.replace("x", "w"))
+        return plain("/dev/full", os.O_WRONLY)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "open", full)
+        broken.setattr(os, "open", full)
         cache.put("plan", "key", b"data" * 10_000)
     assert opened
     assert "No space left" in warnings(caplog)[0]
@@ -217,11 +230,11 @@ def test_a_full_disk(store: Path, monkeypatch: Any, caplog: Any) -> None:
 def test_an_unreadable_file_counts_as_absent(store: Path, monkeypatch: Any, caplog: Any) -> None:
     cache.put("plan", "key", b"data")
 
-    def fail(_: Path) -> bytes:
+    def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "read_bytes", fail)
+        broken.setattr(private, "read", fail)
         assert cache.get("plan", "key") is None
     assert warnings(caplog) == []
 
@@ -246,16 +259,17 @@ def test_an_interrupted_write_leaves_nothing(store: Path, monkeypatch: Any, when
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    def opened(path: Path, mode: str) -> Any:
-        with builtins.open(path, mode) as file:
-            file.write(b"HALF")
+    plain = private.write
+
+    def half(place: int, name: str, _: bytes) -> None:
+        plain(place, name, b"HALF")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
         if when == "rename":
             broken.setattr(os, "replace", interrupt)
         else:
-            broken.setattr(Path, "open", opened)
+            broken.setattr(private, "write", half)
         with pytest.raises(KeyboardInterrupt):
             cache.put("plan", "key", b"new")
     assert cache.get("plan", "key") == b"old"
@@ -268,7 +282,7 @@ def test_the_least_recently_used_goes_first(store: Path, monkeypatch: pytest.Mon
         (entry,) = [e for e in cache.entries() if e.key == key]
         os.utime(entry.path, (1000 + i, 1000 + i))
     assert cache.get("plan", "a") is not None
-    stale, fresh = store / "plan" / "old.tmp", store / "plan" / "new.tmp"
+    stale, fresh = (store / "plan" / f"{OURS}-{n}-0123456789ab.tmp" for n in (1, 2))
     stale.write_bytes(b"")
     fresh.write_bytes(b"")
     os.utime(stale, (1000, 1000))
@@ -296,10 +310,10 @@ def test_a_wrong_size_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: An
 
 
 WRITER = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("cache", sys.argv[1])
-cache = sys.modules["cache"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cache)
+import importlib, os, sys, types
+package = sys.modules["package"] = types.ModuleType("package")
+package.__path__ = [os.path.dirname(sys.argv[1])]
+cache = importlib.import_module("package.cache")
 me = sys.argv[2].encode()
 for i in range(150):
     for key in "ab":
@@ -352,4 +366,4 @@ def test_a_killed_writer_leaves_nothing_that_is_read(store: Path) -> None:
     worker.wait()
     assert cache.get("plan", "a") in (None, b"x" * 3000)
     cache.clear()
-    assert [p for p in store.rglob("*") if p.is_file()] == []
+    assert files(store) == []

@@ -3,6 +3,9 @@
 Whatever cannot be read counts as absent, and whatever cannot be written is not kept. Every file carries a
 magic, the version of its form and a checksum. It is written under another name and renamed, so that several
 processes can share a folder, and a killed one leaves nothing that is ever read.
+
+Everything lies in one folder of our own, which has a marker and which only its user may write (`private.py`).
+No file outside of it is touched, and none inside that is not named and made as ours are.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import private
+
 __all__ = [
     "Entry",
     "clear",
+    "drop",
     "enabled",
     "entries",
     "folder",
@@ -42,14 +47,25 @@ SWITCH_VARIABLE = "HYPATIA_CACHE"
 SIZE_VARIABLE = "HYPATIA_CACHE_SIZE"
 DEFAULT_SIZE = 512 << 20
 
+NAME = "hypatia-cache"
+"""Our own folder, in the one that is chosen."""
+
+_MARKER = "HYPATIA-CACHE"
+_MARK = b"This folder is Hypatia's cache. Files in it may be removed at any time.\n"
 _MAGIC = b"HYPATIA\0"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<8sII32s")
-_SUFFIX = ".entry"
-_UNFINISHED = ".tmp"
+_ENTRY = re.compile(r"[0-9a-f]{40}\.entry")
+_UNFINISHED = re.compile(r"([0-9a-f]{40}-[0-9]+-[0-9a-f]{12}\.tmp)|(tuning-[0-9]+-[0-9a-f]+\.part)")
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_TUNING = "tuning.jsonl"
+_TUNING_HEAD = b'{"hypatia tuning":'
 _STALE_SECONDS = 3600.0
 _ROOM = 0.9
 """Eviction goes down to this share of the limit, so that it is not needed again at the next write."""
+_LARGEST = 64 << 20
+"""Bytes of an entry; more is not read."""
+_LARGEST_KEY = 1 << 16
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -76,12 +92,12 @@ def enabled() -> bool:
 
 
 def folder() -> Path:
-    """Where the files are: ``HYPATIA_CACHE_DIR``, else ``hypatia`` in the user's cache folder."""
+    """Our own folder: in ``HYPATIA_CACHE_DIR``, else in the user's cache folder."""
     if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        return Path(os.path.abspath(os.path.expanduser(chosen))) / NAME
     shared = os.environ.get("XDG_CACHE_HOME", "")
     # A relative XDG_CACHE_HOME is to be ignored, says its specification.
-    return Path(os.path.expanduser(shared if os.path.isabs(shared) else "~/.cache")) / "hypatia"
+    return Path(os.path.expanduser(shared if os.path.isabs(shared) else "~/.cache")) / NAME
 
 
 def size_limit() -> int:
@@ -100,100 +116,151 @@ def size_limit() -> int:
 
 def get(kind: str, key: str) -> bytes | None:
     """What was put under the key, if it is still there and whole."""
-    path = _path(kind, key)
-    if not enabled() or path is None:
+    name = _name(kind, key)
+    if not enabled():
         return None
     try:
-        found, data = _parse(path.read_bytes())
-        if found != key:
-            raise _BrokenError("it belongs to another key")
+        with _opened(kind) as place:
+            return _get(place, name, key)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (_BrokenError, OSError) as e:
-        log.debug("cache file %s is not usable and counts as absent: %s", path, e)
-        _remove(path)
+    except OSError as e:
+        _refused(e)
+        return None
+
+
+def _get(place: int, name: str, key: str) -> bytes | None:
+    try:
+        content = private.read(place, name, min(_LARGEST, size_limit()))
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        log.debug("cache file %s is not usable and counts as absent: %s", name, e)
+        return None
+    try:
+        found, data = _parse(content)
+        if found != key:
+            raise _BrokenError("it belongs to another key")
+    except _BrokenError as e:
+        log.debug("cache file %s is not usable and counts as absent: %s", name, e)
+        _remove(place, name)
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(name, dir_fd=place, follow_symlinks=False)
     return data
 
 
 def put(kind: str, key: str, data: bytes) -> None:
     """Keeps the bytes under the key; in place of what was there before."""
-    path = _path(kind, key)
-    if not enabled() or path is None:
+    name = _name(kind, key)
+    if not enabled():
         return
     content = _packed(key, data)
-    if len(content) > size_limit():
+    if len(content) > min(_LARGEST, size_limit()):
         log.debug("%d bytes are more than the cache may hold: not kept", len(content))
         return
     try:
-        _write(path, content)
+        with _opened(kind, make=True) as place:
+            _write(place, name, content)
+    except IsADirectoryError as e:
+        log.debug("not kept in the cache: %s", e)
+        return
     except OSError as e:
-        if isinstance(e, FileNotFoundError) and path.parent.is_dir():
+        if isinstance(e, FileNotFoundError) and (folder() / kind).is_dir():
             # Another process has cleared the folder meanwhile.
             log.debug("not kept in the cache: %s", e)
             return
-        _warn_once("write", "the cache folder %s cannot be written, nothing is kept: %s", folder(), e)
+        _refused(e)
         return
-    _evict(keep=path)
+    _evict(keep=(kind, name))
+
+
+def drop(kind: str, key: str) -> None:
+    """Forgets what was put under the key: it turned out to be of no use."""
+    with contextlib.suppress(OSError), _opened(kind) as place:
+        _remove(place, _name(kind, key))
 
 
 def entries() -> list[Entry]:
     """All that is kept, least recently used first."""
     found = []
-    for path, stat in _files(_SUFFIX):
-        with contextlib.suppress(OSError, _BrokenError), path.open("rb") as file:
-            key = _parse_key(file.read(_HEAD.size + (1 << 16)))
-            found.append(Entry(path.parent.name, key, stat.st_size, stat.st_mtime, path))
+    for kind, place, name, stat in _files(_ENTRY):
+        with contextlib.suppress(OSError, _BrokenError):
+            key = _parse_key(private.start(place, name, _HEAD.size + _LARGEST_KEY))
+            found.append(Entry(kind, key, stat.st_size, stat.st_mtime, folder() / kind / name))
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 
 
 def clear() -> int:
     """Removes all entries, measurements and unfinished writes; the number of entries removed."""
-    removed = sum(_remove(path) for path, _ in _files(_SUFFIX))
-    for path, _ in _files(_UNFINISHED):
-        _remove(path)
-    with contextlib.suppress(OSError):
-        for path in tuning_folder().glob("tuning.*"):
-            _remove(path)
+    removed = 0
+    for _, place, name, _ in _files(_ENTRY):
+        removed += _starts(place, name, _MAGIC) and _remove(place, name)
+    for _, place, name, _ in _files(_UNFINISHED):
+        _remove(place, name)
+    with contextlib.suppress(OSError), _opened("tuning") as place:
+        if _starts(place, _TUNING, _TUNING_HEAD):
+            _remove(place, _TUNING)
     return removed
 
 
-def tuning_folder() -> Path:
-    """Where measured times of kernels are kept, in a file of their own."""
-    return folder() / "tuning"
+def tuning_folder() -> Path | None:
+    """Where measured times of kernels are kept, in a file of their own; none if there is no such place."""
+    if not enabled():
+        return None
+    try:
+        with _opened("tuning", make=True):
+            return folder() / "tuning"
+    except OSError as e:
+        _refused(e)
+        return None
 
 
 def measurements() -> int:
     """How many measured times are kept."""
-    with contextlib.suppress(OSError), (tuning_folder() / "tuning.jsonl").open("rb") as file:
-        return sum(line.startswith(b"{") and b'"times"' in line for line in file)
+    with contextlib.suppress(OSError), _opened("tuning") as place:
+        lines = private.read(place, _TUNING, _LARGEST).splitlines()
+        return sum(line.startswith(b"{") and b'"times"' in line for line in lines)
     return 0
 
 
 def trouble() -> str | None:
     """Why nothing can be written, if that is so."""
-    if (path := _path("probe", "probe")) is None:
-        return "there is no home folder"
+    name = _name("probe", "probe")
     try:
-        _write(path, b"probe")
+        with _opened("probe", make=True) as place:
+            _write(place, name, _packed("probe", b""))
+            _remove(place, name)
     except OSError as e:
         return str(e)
-    _remove(path)
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
+    with contextlib.suppress(OSError), _opened() as place:
+        os.rmdir("probe", dir_fd=place)
     return None
 
 
-def _path(kind: str, key: str) -> Path | None:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", kind):
+def _name(kind: str, key: str) -> str:
+    if not _KIND.fullmatch(kind):
         raise ValueError(f"a kind is made of a-z, 0-9, '-' and '_', not {kind!r}")
+    return hashlib.sha256(key.encode()).hexdigest()[:40] + ".entry"
+
+
+@contextlib.contextmanager
+def _opened(kind: str | None = None, *, make: bool = False) -> Iterator[int]:
+    """Our folder, or one of a kind in it, as a descriptor: nobody can exchange what it stands for."""
     root = folder()
     if not root.is_absolute():
-        _warn_once("home", "there is no home folder, so nothing is cached; set %s", FOLDER_VARIABLE)
-        return None
-    return root / kind / (hashlib.sha256(key.encode()).hexdigest()[:40] + _SUFFIX)
+        raise private.RefusedError("there is no home folder")
+    with private.folder(root, _MARKER, _MARK, make=make) as store:
+        if kind is None:
+            yield store
+            return
+        with private.inner(store, kind, make=make) as place:
+            yield place
+
+
+def _refused(error: OSError) -> None:
+    """Says once that nothing is kept, and why."""
+    _warn_once("folder", "the cache folder %s is not used, nothing is kept: %s", folder(), error)
 
 
 def _packed(key: str, data: bytes) -> bytes:
@@ -225,62 +292,66 @@ def _parse_key(content: bytes) -> str:
         raise _BrokenError(f"its key is no text: {e}") from e
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.stem}-{os.getpid()}-{secrets.token_hex(6)}{_UNFINISHED}")
+def _write(place: int, name: str, content: bytes) -> None:
+    unfinished = f"{name.partition('.')[0]}-{os.getpid()}-{secrets.token_hex(6)}.tmp"
     try:
-        with unfinished.open("xb") as file:
-            file.write(content)
-        try:
-            os.replace(unfinished, path)
-        except IsADirectoryError:
-            _remove(path)
-            os.replace(unfinished, path)
+        private.write(place, unfinished, content)
+        os.replace(unfinished, name, src_dir_fd=place, dst_dir_fd=place)
     except BaseException:
-        _remove(unfinished)
+        _remove(place, unfinished)
         raise
 
 
-def _files(suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
+def _files(names: re.Pattern[str]) -> Iterator[tuple[str, int, str, os.stat_result]]:
+    """Regular files with such names: kind, its folder while it is looked at, name, what is known of it."""
     try:
-        kinds = sorted(path for path in folder().iterdir() if path.is_dir())
+        with _opened() as store:
+            kinds = sorted(name for name in os.listdir(store) if _KIND.fullmatch(name))
     except OSError:
         return
     for kind in kinds:
         # Another process may remove a file or a folder at any moment.
-        with contextlib.suppress(OSError):
-            for path in sorted(kind.iterdir()):
-                if path.name.endswith(suffix):
-                    with contextlib.suppress(OSError):
-                        yield path, path.stat()
+        with contextlib.suppress(OSError), _opened(kind) as place:
+            for name in sorted(filter(names.fullmatch, os.listdir(place))):
+                with contextlib.suppress(OSError):
+                    found = os.stat(name, dir_fd=place, follow_symlinks=False)
+                    if private.is_file(found):
+                        yield kind, place, name, found
 
 
-def _evict(keep: Path) -> None:
+def _evict(keep: tuple[str, str]) -> None:
     """Removes what was used least recently until the rest fits, and unfinished files that are old."""
-    for path, stat in _files(_UNFINISHED):
+    for _, place, name, stat in _files(_UNFINISHED):
         if time.time() - stat.st_mtime > _STALE_SECONDS:
-            _remove(path)
+            _remove(place, name)
     limit = size_limit()
-    files = sorted(_files(_SUFFIX), key=lambda file: (file[1].st_mtime_ns, file[0]))
-    total = sum(stat.st_size for _, stat in files)
+    found = [(stat.st_mtime_ns, kind, name, stat.st_size) for kind, _, name, stat in _files(_ENTRY)]
+    total = sum(size for *_, size in found)
     if total <= limit:
         return
-    for path, stat in files:
+    for _, kind, name, size in sorted(found):
         if total <= _ROOM * limit:
             return
-        if path != keep and _remove(path):
-            total -= stat.st_size
+        if (kind, name) != keep:
+            with contextlib.suppress(OSError), _opened(kind) as place:
+                if _starts(place, name, _MAGIC) and _remove(place, name):
+                    total -= size
 
 
-def _remove(path: Path) -> bool:
+def _starts(place: int, name: str, magic: bytes) -> bool:
+    """Whether a file is one that we made."""
     try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        return private.start(place, name, len(magic)) == magic
+    except OSError:
+        return False
+
+
+def _remove(place: int, name: str) -> bool:
+    try:
+        os.unlink(name, dir_fd=place)
     except OSError as e:
         if not isinstance(e, FileNotFoundError):
-            log.debug("%s cannot be removed: %s", path, e)
+            log.debug("%s cannot be removed: %s", name, e)
         return False
     return True
 

@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 
 from .errors import UnsupportedError
 
+_NAMESPACES = ("aten", "prims")
+
 
 @dataclasses.dataclass
 class Captured:
@@ -227,11 +229,16 @@ def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
 
 
 def resolve(name: str) -> Any:
-    """The call target of a name."""
-    namespace, *path = name.split(".")
-    if namespace == "_operator":
-        return getattr(operator, path[0])
-    return operator.attrgetter(name)(torch.ops)
+    """The call target of a name: an op of torch's own namespaces, or an item of several results."""
+    if name == "_operator.getitem":
+        return operator.getitem
+    namespace, _, path = name.partition(".")
+    op, _, overload = path.partition(".")
+    if namespace in _NAMESPACES and op.isidentifier() and overload.isidentifier():
+        found = getattr(getattr(getattr(torch.ops, namespace), op, None), overload, None)
+        if isinstance(found, OpOverload) and str(found) == name:
+            return found
+    raise UnsupportedError(f"{name!r} is no op of torch")
 
 
 def by_schema(target: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -35,9 +36,11 @@ class _Forgetful(Protocol):
 def watch(holder: _Forgetful, weights: Iterable[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
     """References that let weights go, and tell the holder when one is gone."""
     place = weakref.ref(holder)
+    finalizing = sys.is_finalizing
 
     def gone(_: Any) -> None:
-        known = place()
+        # At the end of the process modules are taken apart, and there is nothing left to save.
+        known = None if finalizing() else place()
         if known is not None:
             known.forget()
 

@@ -7,10 +7,11 @@ import dataclasses
 import glob
 import os
 import site
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import torch
 
 __all__ = ["KNOWN", "Library", "Place", "find", "folders", "version"]
 
@@ -110,8 +111,11 @@ def _installed(file: str) -> Iterator[Place]:
 
 
 def _packages() -> list[str]:
-    places = [sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path]
-    return list(dict.fromkeys(place for place in places if place))
+    """Folders that packages are installed in, not the one that somebody happens to work in."""
+    places = [sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages()]
+    # Where torch itself was found, its libraries are: an environment need not be known to site.
+    places.append(os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))))
+    return list(dict.fromkeys(place for place in places if place and os.path.isabs(place)))
 
 
 def _linked(file: str) -> Iterator[Place]:

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import starmap
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -278,7 +279,7 @@ class NativeGraph:
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 # The model was converted since it was compiled.
                 return None
-            _open_tuning(str(cache.tuning_folder()) if cache.enabled() else None)
+            _open_tuning(cache.tuning_folder())
             made = self.planner.calls(described["calls"])
             bound = self._bound_plan(plan, constants, [*weights, *attributes], made, self.planner.most)
             if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
@@ -405,7 +406,7 @@ class NativeGraph:
 
 
 @functools.cache
-def _open_tuning(folder: str | None) -> None:
+def _open_tuning(folder: Path | None) -> None:
     _native.tuning_folder(folder)
 
 

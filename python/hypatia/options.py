@@ -61,12 +61,12 @@ class Options:
         default=None,
         metadata={"doc": "bytes that packed, folded and merged copies of weights may take; None: no limit"},
     )
-    backward_in_caller: bool | None = dataclasses.field(
-        default=None,
+    backward_in_caller: bool = dataclasses.field(
+        default=False,
         metadata={
             "doc": "on a GPU, run backward passes of `hypatia.compile` in the thread that asks for them, not "
             "in autograd's, which saves two hand-overs a step; from then on that holds for all backward "
-            "passes of that thread. None: where there is one GPU"
+            "passes of that thread"
         },
     )
     fp32_products: str = dataclasses.field(

@@ -14,7 +14,7 @@ from torch import fx
 from torch._logging import trace_structured
 
 from . import _native, cuda, planner, programs, stages
-from .capture import capture
+from .capture import Captured, capture
 from .errors import UnsupportedError
 from .folding import folded_bytes
 from .options import Options
@@ -91,6 +91,24 @@ def _tell_left(kind: str, reason: str) -> None:
         told(Left(kind, reason))
 
 
+def _rebuilt(
+    gm: fx.GraphModule, captured: Captured, options: str, kernels: Collection[str]
+) -> tuple[programs.Optimization, fx.GraphModule]:
+    """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
+    with stages.stage(stages.SEARCH):
+        optimization = _searched(captured.text, options)
+    try:
+        with stages.stage(stages.REBUILD):
+            return optimization, rebuild(gm, captured, json.loads(optimization.emission()), kernels)
+    except Exception:
+        with stages.stage(stages.SEARCH):
+            anew = programs.again(optimization, captured.text, options)
+        if anew is None:
+            raise
+        with stages.stage(stages.REBUILD):
+            return anew, rebuild(gm, captured, json.loads(anew.emission()), kernels)
+
+
 def optimize_graph(
     gm: fx.GraphModule,
     options: Options,
@@ -115,11 +133,8 @@ def optimize_graph(
     try:
         with stages.stage(stages.RECORDS):
             captured = capture(gm, weights, autograd=autograd)
-        with stages.stage(stages.SEARCH):
-            optimization = _searched(captured.text, options.native(captured.device))
-        with stages.stage(stages.REBUILD):
-            optimized = rebuild(gm, captured, json.loads(optimization.emission()), kernels)
-            copies = folded_bytes(optimized)
+        optimization, optimized = _rebuilt(gm, captured, options.native(captured.device), kernels)
+        copies = folded_bytes(optimized)
         if options.weight_copies is not None and copies > options.weight_copies:
             log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
             return optimize_graph(gm, options, kind, (), autograd=autograd, without=without, plain=plain)

@@ -1,7 +1,8 @@
 """Optimized programs, kept on disk: a graph that was searched once is not searched again.
 
-What is kept is the emission, the program and the report. The rest (proof, drawing) is asked for rarely,
-and the same search gives it again.
+What is kept is the program and the report. The calls into torch are made from the program by the op table, so
+that a file names none of them. The rest (proof, drawing) is asked for rarely, and the same search gives it
+again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Protocol
 
 from . import _native, cache
+
+log = logging.getLogger(__name__)
 
 KIND = "program"
 WORTH_MS = 10.0
@@ -50,26 +54,22 @@ class Optimization(Protocol):
 class _Kept:
     """An optimized program from disk."""
 
-    def __init__(self, graph: str, options: str, emission: str, report: str, program: str | None) -> None:
+    def __init__(self, graph: str, options: str, kept: _native.KeptProgram) -> None:
         self._source = (graph, options)
-        self._emission = emission
-        self._report = report
-        self._program = program
+        self._kept = kept
 
     @functools.cached_property
     def _again(self) -> _native.Optimization:
         return _native.optimize(*self._source)
 
     def emission(self) -> str:
-        return self._emission
+        return self._kept.emission()
 
     def report(self) -> str:
-        return self._report
+        return self._kept.report()
 
     def plan(self, wish: str) -> _native.NativePlan:
-        if self._program is None:
-            return self._again.plan(wish)
-        return _native.kept_plan(self._source[0], self._program, wish)
+        return self._kept.plan(wish)
 
     def graphs(self) -> str:
         return self._again.graphs()
@@ -89,20 +89,37 @@ class _Kept:
 
 def optimized(graph: str, options: str) -> Optimization:
     """The optimized program of a captured graph, searched or from disk."""
-    key = hashlib.sha256("\0".join((_build(), options, graph)).encode()).hexdigest()
+    key = _key(graph, options)
     found = cache.get(KIND, key)
     if found is not None:
         try:
             kept = json.loads(found)
-            return _Kept(graph, options, kept["emission"], kept["report"], kept["program"])
-        except (ValueError, KeyError, TypeError):
-            pass
+            return _Kept(graph, options, _native.KeptProgram(graph, kept["program"], kept["report"]))
+        except (ValueError, KeyError, TypeError, RecursionError, _native.HypatiaError) as e:
+            log.debug("a kept program counts as absent: %s", e)
+    return _searched(graph, options, key)
+
+
+def again(found: Optimization, graph: str, options: str) -> Optimization | None:
+    """The program searched anew, if one from disk was of no use."""
+    if not isinstance(found, _Kept):
+        return None
+    key = _key(graph, options)
+    cache.drop(KIND, key)
+    return _searched(graph, options, key)
+
+
+def _searched(graph: str, options: str, key: str) -> Optimization:
     fresh = _native.optimize(graph, options)
     report = fresh.report()
-    if sum(json.loads(report)["times"].values()) >= WORTH_MS:
-        kept = {"emission": fresh.emission(), "report": report, "program": fresh.kept()}
-        cache.put(KIND, key, json.dumps(kept).encode())
+    program = fresh.kept()
+    if program is not None and sum(json.loads(report)["times"].values()) >= WORTH_MS:
+        cache.put(KIND, key, json.dumps({"program": program, "report": report}).encode())
     return fresh
+
+
+def _key(graph: str, options: str) -> str:
+    return hashlib.sha256("\0".join((_build(), options, graph)).encode()).hexdigest()
 
 
 @functools.cache

@@ -8,7 +8,6 @@ and what the traced run has changed is put back.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn.modules import module as hooks
 
 from . import _native
 from .errors import UnsupportedError
+from .reading import Reads, reading
 
 _MOST = 50_000
 """Containers that are looked at; a model with more is trusted."""
@@ -34,9 +34,6 @@ _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 _STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
-
-Reads = dict[int, tuple[nn.Module, set[str]]]
-"""The modules whose attributes were read when a graph was captured, and the names of these."""
 
 
 class Parts:
@@ -93,7 +90,7 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
     before = list(_containers(model))
     changed: list[str] = []
     try:
-        with _reading() as reads:
+        with reading(_modules(model, before)) as reads:
             yield reads
     finally:
         for name, container, copy in before:
@@ -105,26 +102,13 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
         raise UnsupportedError(f"the model changes {changed[0]} when it is called")
 
 
-@contextlib.contextmanager
-def _reading() -> Iterator[Reads]:
-    """What this thread reads of modules meanwhile."""
-    reads: Reads = {}
-    plain, thread = object.__getattribute__, threading.get_ident()
-
-    def read(module: nn.Module, name: str) -> Any:
-        if threading.get_ident() == thread:
-            reads.setdefault(id(module), (module, set()))[1].add(name)
-        return plain(module, name)
-
-    if "__getattribute__" in vars(nn.Module):
-        # Somebody else's; what is read is not known, and nothing more is counted on.
-        yield reads
-        return
-    nn.Module.__getattribute__ = read  # type: ignore[method-assign]
-    try:
-        yield reads
-    finally:
-        del nn.Module.__getattribute__
+def _modules(model: nn.Module, containers: list[tuple[str, _Container, _Container]]) -> list[nn.Module]:
+    """The modules of a model, also those that lists and other objects hold."""
+    found = {id(m): m for m in model.modules()}
+    for _, container, _ in containers:
+        items = container.values() if isinstance(container, dict) else container
+        found |= {id(item): item for item in items if isinstance(item, nn.Module)}
+    return list(found.values())
 
 
 def _containers(model: nn.Module) -> Iterator[tuple[str, _Container, _Container]]:

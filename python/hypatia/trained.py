@@ -63,8 +63,7 @@ class Trained:
             if self.step is not None and self._positional and not self.step.random:
                 self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
             if self.step is not None and any(t.is_cuda for t in leaves):
-                asked = Options.parse(options).backward_in_caller
-                self.step.in_caller = torch.cuda.device_count() == 1 if asked is None else asked
+                self.step.in_caller = Options.parse(options).backward_in_caller
         except Exception:
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
 

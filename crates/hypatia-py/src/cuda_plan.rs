@@ -18,7 +18,7 @@ use crate::plan::{Expected, NativePlan, call, dispatched, given};
 use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
 use crate::weights::Watched;
-use crate::{failed, tuning};
+use crate::{caught, failed, guarded, tuning};
 
 /// Streams for which memory is kept.
 const STREAMS: usize = 8;
@@ -80,37 +80,44 @@ impl BoundCudaPlan {
         let calls = (calls.iter())
             .map(|c| call(&c, exchange, &libtorch))
             .collect::<PyResult<_>>()?;
-        let database = tuning::database();
-        let mut scratch = vec![];
-        let mut memory = |bytes: usize| {
-            let fresh = exchange.allocate(DType::U8, &[bytes as i64], Some(gpu));
-            let fresh = fresh.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
-            let address = fresh.data() as u64;
-            scratch.push(fresh);
-            Ok(address)
-        };
+        // Before they are read: what another thread changes meanwhile is noticed by the first call.
+        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let known = match like {
             Some(like) if like.current(py)? => Some(&like.split),
             _ => None,
         };
         let mut split_weights = SplitWeights::like(py, known);
-        let mut room = |weight: u64, bytes: usize| split_weights.room(py, (exchange, gpu), most, weight, bytes);
-        let mut torch = |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
-        let device = Device::get(gpu).map_err(failed)?;
-        let setting = Setting {
-            stream: device.stream(stream),
-            database: &database,
-            budget: Budget::default(),
-            tf32,
-            split,
-            memory: &mut memory,
-            room: &mut room,
-            torch: &mut torch,
-        };
-        // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
-        let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
-        database.save();
-        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let runnable = guarded(py, || {
+            let database = tuning::database();
+            let mut scratch = vec![];
+            let mut memory = |bytes: usize| {
+                let fresh = Python::attach(|_| exchange.allocate(DType::U8, &[bytes as i64], Some(gpu)));
+                let fresh = fresh.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
+                let address = fresh.data() as u64;
+                scratch.push(fresh);
+                Ok(address)
+            };
+            let mut room = |weight: u64, bytes: usize| {
+                Python::attach(|py| split_weights.room(py, (exchange, gpu), most, weight, bytes))
+            };
+            let mut torch =
+                |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
+            let device = Device::get(gpu).map_err(failed)?;
+            let setting = Setting {
+                stream: device.stream(stream),
+                database: &database,
+                budget: Budget::default(),
+                tf32,
+                split,
+                memory: &mut memory,
+                room: &mut room,
+                torch: &mut torch,
+            };
+            // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
+            let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
+            database.save();
+            Ok(runnable)
+        })?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&plan.plan().values[*i])).collect();
         Ok(BoundCudaPlan {
             inputs: (plan.plan().inputs.iter())
@@ -146,6 +153,32 @@ impl BoundCudaPlan {
         stream: usize,
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        caught(|| self.run(py, stream, inputs))
+    }
+
+    /// Bytes of the values in between, and of split weights.
+    fn bytes(&self) -> (usize, usize) {
+        (self.runnable.arena_bytes(), self.split.bytes())
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    fn kinds(&self) -> Vec<&'static str> {
+        self.runnable.kinds()
+    }
+
+    /// Whether no step calls torch.
+    fn is_native(&self) -> bool {
+        self.runnable.is_native()
+    }
+}
+
+impl BoundCudaPlan {
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        stream: usize,
+        inputs: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if inputs.len() != self.inputs.len() || !self.current(py)? {
             return Ok(None);
         }
@@ -172,7 +205,7 @@ impl BoundCudaPlan {
         };
         // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
         // knows on which stream it is used.
-        crate::guarded(py, || {
+        guarded(py, || {
             unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
@@ -190,23 +223,6 @@ impl BoundCudaPlan {
         PyTuple::new(py, returned).map(Some)
     }
 
-    /// Bytes of the values in between, and of split weights.
-    fn bytes(&self) -> (usize, usize) {
-        (self.runnable.arena_bytes(), self.split.bytes())
-    }
-
-    /// How each linear layer is computed, in the order of the steps.
-    fn kinds(&self) -> Vec<&'static str> {
-        self.runnable.kinds()
-    }
-
-    /// Whether no step calls torch.
-    fn is_native(&self) -> bool {
-        self.runnable.is_native()
-    }
-}
-
-impl BoundCudaPlan {
     /// Memory of the values in between for a stream. Recordings of the user's get memory of their own, which torch keeps
     /// for their replays.
     fn arena(&self, py: Python<'_>, stream: usize, capturing: bool) -> PyResult<(u64, Option<Py<PyAny>>)> {

@@ -16,6 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use hypatia::cost::Target;
 use hypatia::ir::captured::Captured;
 use hypatia::ir::kept::Kept;
+use hypatia::ir::program::Program;
 use hypatia::ir::{import, text};
 use hypatia::lower::emit;
 use hypatia::lower::plan::Wish;
@@ -43,8 +44,16 @@ fn json(value: &impl Serialize) -> PyResult<String> {
 
 /// Runs Rust code without the GIL; a panic becomes an exception.
 fn guarded<T: Send>(py: Python<'_>, f: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
-    py.detach(|| catch_unwind(AssertUnwindSafe(f)))
-        .unwrap_or_else(|_| Err(HypatiaError::new_err("internal error: the compiler panicked")))
+    py.detach(|| caught(f))
+}
+
+/// Runs Rust code; a panic becomes an exception.
+fn caught<T>(f: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let said = (panic.downcast_ref::<String>().map(String::as_str)).or_else(|| panic.downcast_ref().copied());
+        let said = said.unwrap_or("no reason given");
+        Err(failed(format!("internal error: the compiler panicked: {said}")))
+    })
 }
 
 /// Options as they come from Python.
@@ -120,11 +129,11 @@ impl Optimization {
     }
 
     /// The program in a form from which `kept_plan` makes plans, as JSON; none if it has no such form.
-    fn kept(&self) -> PyResult<Option<String>> {
-        Kept::of(&self.optimized.output, &self.optimized.weights)
-            .as_ref()
-            .map(json)
-            .transpose()
+    fn kept(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        guarded(py, || {
+            let kept = Kept::of(&self.optimized.output, &self.optimized.weights);
+            kept.as_ref().map(json).transpose()
+        })
     }
 
     /// The programs in and out as lists of nodes, as JSON.
@@ -143,8 +152,8 @@ impl Optimization {
     }
 
     /// The programs in and out as text.
-    fn texts(&self) -> (String, String) {
-        self.optimized.texts()
+    fn texts(&self, py: Python<'_>) -> PyResult<(String, String)> {
+        guarded(py, || Ok(self.optimized.texts()))
     }
 
     /// Checks the proof again in float64 on random inputs; the result as JSON.
@@ -175,38 +184,78 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
     })
 }
 
-/// The plan of a program that was kept, over the captured graph that it came from.
-#[pyfunction]
-fn kept_plan(py: Python<'_>, graph: &str, kept: &str, wish: &str) -> PyResult<plan::NativePlan> {
-    guarded(py, || {
-        let captured: Captured = serde_json::from_str(graph).map_err(failed)?;
-        let kept: Kept = serde_json::from_str(kept).map_err(failed)?;
-        let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
-        let source = import::import(&captured).map_err(failed)?;
-        let (program, weights) = kept.program(&source.leaves).map_err(failed)?;
-        let results = captured.outputs.len();
-        let lowered = hypatia::lower::plan::lower_program(&program, weights, results, &wish).map_err(failed)?;
-        Ok(plan::NativePlan::new(lowered))
-    })
+/// A program that was kept, over the captured graph that it came from.
+#[pyclass(frozen, module = "hypatia._native")]
+struct KeptProgram {
+    program: Program,
+    weights: Vec<bool>,
+    results: usize,
+    report: String,
+}
+
+#[pymethods]
+impl KeptProgram {
+    /// Reads what `Optimization.kept` and `Optimization.report` wrote; an error if it is anything else.
+    #[new]
+    fn new(py: Python<'_>, graph: &str, kept: &str, report: &str) -> PyResult<KeptProgram> {
+        guarded(py, || {
+            let captured: Captured = serde_json::from_str(graph).map_err(failed)?;
+            let kept: Kept = serde_json::from_str(kept).map_err(failed)?;
+            let report: report::Report = serde_json::from_str(report).map_err(failed)?;
+            let (program, weights) = kept
+                .program(&import::import(&captured).map_err(failed)?)
+                .map_err(failed)?;
+            Ok(KeptProgram {
+                program,
+                weights: weights.to_vec(),
+                results: captured.outputs.len(),
+                report: json(&report)?,
+            })
+        })
+    }
+
+    /// The program as calls into torch, as JSON.
+    fn emission(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || {
+            let weight = |id| self.weights[usize::from(id)];
+            json(&emit::emit(&self.program, self.results, &weight).map_err(failed)?)
+        })
+    }
+
+    /// What was done, as JSON.
+    fn report(&self) -> &str {
+        &self.report
+    }
+
+    /// The program as a native plan; see `Optimization.plan`.
+    fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
+        guarded(py, || {
+            let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
+            let lowered = hypatia::lower::plan::lower_program(&self.program, &self.weights, self.results, &wish);
+            Ok(plan::NativePlan::new(lowered.map_err(failed)?))
+        })
+    }
 }
 
 /// The captured graph as a program in text form.
 #[pyfunction]
-fn program_text(graph: &str) -> PyResult<String> {
-    let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
-    Ok(text::print(&import::import(&captured).map_err(failed)?))
+fn program_text(py: Python<'_>, graph: &str) -> PyResult<String> {
+    guarded(py, || {
+        let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        Ok(text::print(&import::import(&captured).map_err(failed)?))
+    })
 }
 
 /// The table of ops, as JSON.
 #[pyfunction]
-fn ops() -> PyResult<String> {
-    json(&report::op_docs())
+fn ops(py: Python<'_>) -> PyResult<String> {
+    guarded(py, || json(&report::op_docs()))
 }
 
 /// The table of rules, as JSON.
 #[pyfunction]
-fn rules() -> PyResult<String> {
-    json(&report::rule_docs())
+fn rules(py: Python<'_>) -> PyResult<String> {
+    guarded(py, || json(&report::rule_docs()))
 }
 
 /// Tries every rule on random programs, on all cores; what was seen of each, as JSON.
@@ -320,13 +369,13 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("HypatiaError", m.py().get_type::<HypatiaError>())?;
     m.add_class::<Optimization>()?;
+    m.add_class::<KeptProgram>()?;
     m.add_class::<plan::NativePlan>()?;
     m.add_class::<plan::BoundPlan>()?;
     m.add_class::<cuda_plan::BoundCudaPlan>()?;
     m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
-    m.add_function(wrap_pyfunction!(kept_plan, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;
     m.add_function(wrap_pyfunction!(rules, m)?)?;
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;

@@ -18,7 +18,7 @@ use crate::call::PythonCall;
 use crate::results::Spares;
 use crate::tensor::Exchange;
 use crate::weights::Watched;
-use crate::{failed, json};
+use crate::{caught, failed, guarded, json};
 
 /// Time for measuring the kernels of one plan.
 const TUNING: Duration = Duration::from_millis(500);
@@ -129,16 +129,18 @@ impl Expected {
 #[pymethods]
 impl NativePlan {
     /// Which nodes of the program are inputs and constants, and what the steps are, as JSON.
-    fn describe(&self) -> PyResult<String> {
-        json(&Description {
-            inputs: &self.inputs,
-            constants: &self.constants,
-            steps: self.plan.steps.iter().map(|s| s.name()).collect(),
-            moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
-            calls: &self.calls,
-            results: &self.results,
-            keeps: &self.keeps,
-            masks: &self.masks,
+    fn describe(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(py, || {
+            json(&Description {
+                inputs: &self.inputs,
+                constants: &self.constants,
+                steps: self.plan.steps.iter().map(|s| s.name()).collect(),
+                moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
+                calls: &self.calls,
+                results: &self.results,
+                keeps: &self.keeps,
+                masks: &self.masks,
+            })
         })
     }
 
@@ -169,23 +171,28 @@ impl NativePlan {
         let calls = (calls.iter())
             .map(|c| call(&c, exchange, &libtorch))
             .collect::<PyResult<_>>()?;
-        let database = crate::tuning::database();
-        let setting = Setting {
-            threads,
-            database: &database,
-            limit: TUNING,
-            most,
-            without: &without,
-            like: like.as_ref().map(|p| &p.runnable),
-        };
-        // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
-        let runnable = unsafe { self.plan.clone().bind(&memories, calls, setting) }.map_err(failed)?;
-        database.save();
+        // Before they are read: what another thread changes meanwhile is noticed by the first call.
+        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let like = like.as_ref().map(|p| &p.runnable);
+        let runnable = guarded(py, || {
+            let database = crate::tuning::database();
+            let setting = Setting {
+                threads,
+                database: &database,
+                limit: TUNING,
+                most,
+                without: &without,
+                like,
+            };
+            // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
+            let runnable = unsafe { self.plan.clone().bind(&memories, calls, setting) }.map_err(failed)?;
+            database.save();
+            Ok(runnable)
+        })?;
         let mut kept = vec![];
         for at in runnable.kept() {
             kept.push(constants.get_item(at)?.unbind());
         }
-        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
         Ok(BoundPlan {
             inputs: (self.plan.inputs.iter())
@@ -290,6 +297,27 @@ impl BoundPlan {
         threads: usize,
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        caught(|| self.run(py, threads, inputs))
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    fn kinds(&self) -> Vec<&'static str> {
+        self.runnable.kinds()
+    }
+
+    /// Bytes of the values in between, and of packed constants.
+    fn bytes(&self) -> (usize, usize) {
+        (self.runnable.arena_bytes(), self.runnable.packed_bytes())
+    }
+}
+
+impl BoundPlan {
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        threads: usize,
+        inputs: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if inputs.len() != self.inputs.len() || !self.current(py)? {
             return Ok(None);
         }
@@ -309,20 +337,10 @@ impl BoundPlan {
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
         // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
-        crate::guarded(py, || {
+        guarded(py, || {
             unsafe { self.runnable.run(threads, &given, &results) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
         PyTuple::new(py, objects).map(Some)
-    }
-
-    /// How each linear layer is computed, in the order of the steps.
-    fn kinds(&self) -> Vec<&'static str> {
-        self.runnable.kinds()
-    }
-
-    /// Bytes of the values in between, and of packed constants.
-    fn bytes(&self) -> (usize, usize) {
-        (self.runnable.arena_bytes(), self.runnable.packed_bytes())
     }
 }

@@ -88,6 +88,9 @@ pub struct Fresh {
     exchange: Exchange,
 }
 
+// SAFETY: nobody else has it yet, and torch allocates and frees on any thread.
+unsafe impl Send for Fresh {}
+
 impl Exchange {
     /// The table of `torch.Tensor`.
     pub fn get(py: Python<'_>) -> PyResult<Exchange> {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hypatia::runtime::tuning::Database;
 use pyo3::prelude::*;
 
+use crate::guarded;
+
 static DATABASE: Mutex<Option<Arc<Database>>> = Mutex::new(None);
 
 /// What was measured by this process and, if there is a folder, by those before it.
@@ -17,12 +19,12 @@ pub fn database() -> Arc<Database> {
 /// Keeps measurements in a folder, or in memory if there is none.
 #[pyfunction]
 #[pyo3(signature = (folder))]
-pub fn tuning_folder(py: Python<'_>, folder: Option<PathBuf>) {
-    let opened = py.detach(|| match folder {
-        Some(folder) => Database::open(folder),
-        None => Database::in_memory(),
-    });
-    *DATABASE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(opened));
+pub fn tuning_folder(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<()> {
+    guarded(py, || {
+        let opened = folder.map_or_else(Database::in_memory, Database::open);
+        *DATABASE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(opened));
+        Ok(())
+    })
 }
 
 /// How many measurements there are.

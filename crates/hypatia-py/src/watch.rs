@@ -4,6 +4,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::caught;
+
 /// Entries of dictionaries, lists, and dictionaries that are empty.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct Watch {
@@ -25,7 +27,13 @@ impl Watch {
     }
 
     /// Whether every entry is the object that it was, or an equal number or text, and what was empty still is.
-    fn holds(&self, py: Python<'_>) -> bool {
+    fn holds(&self, py: Python<'_>) -> PyResult<bool> {
+        caught(|| Ok(self.compare(py)))
+    }
+}
+
+impl Watch {
+    fn compare(&self, py: Python<'_>) -> bool {
         let entry = |(dict, key, value): &(Py<PyDict>, Py<PyAny>, Py<PyAny>)| {
             // SAFETY: the objects are alive, the GIL is held, and nothing here runs Python code: keys are strings and
             // whole numbers.

@@ -32,7 +32,8 @@ impl Dim {
         for (mut symbols, c) in terms {
             symbols.sort();
             let key: Monomial = symbols.iter().map(|s| Arc::from(s.as_str())).collect();
-            *map.entry(key).or_default() += c;
+            let sum = map.entry(key).or_default();
+            *sum = sum.wrapping_add(c);
         }
         Dim::normal(map)
     }
@@ -40,7 +41,7 @@ impl Dim {
     fn normal(mut map: Terms) -> Dim {
         map.retain(|_, c| *c != 0);
         if map.keys().all(|k| k.is_empty()) {
-            return Dim::Const(map.values().sum());
+            return Dim::Const(map.values().fold(0, |sum, c| sum.wrapping_add(*c)));
         }
         Dim::Poly(map.into_iter().collect::<Vec<_>>().into())
     }
@@ -75,9 +76,11 @@ impl Dim {
         };
         let mut map = Terms::new();
         for (symbols, c) in terms.iter() {
-            let known: i64 = symbols.iter().filter_map(|s| sizes.get(&**s)).product();
+            let known = symbols.iter().filter_map(|s| sizes.get(&**s));
+            let value = known.fold(*c, |product, size| product.wrapping_mul(*size));
             let left: Monomial = symbols.iter().filter(|s| !sizes.contains_key(&***s)).cloned().collect();
-            *map.entry(left).or_default() += c * known;
+            let sum = map.entry(left).or_default();
+            *sum = sum.wrapping_add(value);
         }
         Dim::normal(map)
     }
@@ -141,7 +144,7 @@ impl Dim {
         let by = by.known().filter(|b| *b != 0)?;
         let mut map = self.map();
         for c in map.values_mut() {
-            if *c % by != 0 {
+            if c.checked_rem(by)? != 0 {
                 return None;
             }
             *c /= by;
@@ -211,6 +214,7 @@ mod tests {
         assert_eq!(s.scale(6).div(&Dim::Const(3)), Some(s.scale(2)));
         assert_eq!(s.scale(6).div(&Dim::Const(4)), None);
         assert_eq!(s.div(&s), None);
+        assert_eq!(Dim::Const(i64::MIN).div(&Dim::Const(-1)), None);
         assert_eq!(s.scale(-2).add(&Dim::Const(1)).to_string(), "1-2*s0");
     }
 }

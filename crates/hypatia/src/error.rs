@@ -40,6 +40,9 @@ pub enum Error {
     /// Two merged classes disagree: a rule is wrong.
     #[error("unsound merge: {0}")]
     Unsound(String),
+    /// An allocation failed.
+    #[error("there is no memory for {0} bytes")]
+    Memory(usize),
     /// No program could be chosen.
     #[error(transparent)]
     Extract(#[from] crate::extract::Error),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egg::{Id, Language, RecExpr};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cost::{self, Measured, Target};
 use crate::egraph::proof::Proof;
@@ -52,7 +52,7 @@ impl Default for Options {
 }
 
 /// Milliseconds of each stage.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Times {
     /// Growing the e-graph.
     pub saturate: f64,

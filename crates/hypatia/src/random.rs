@@ -4,6 +4,9 @@ use crate::eval::{Arr, Val};
 use crate::ops::known_shape;
 use crate::ty::{DType, Ty};
 
+/// Elements of a value that is evaluated; the reference device keeps 8 bytes of each.
+pub const LARGEST: usize = 1 << 26;
+
 /// A small generator, so that a seed gives the same values everywhere.
 pub struct Random(pub u64);
 
@@ -27,12 +30,15 @@ impl Random {
         (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// A random value of a type, if all of its sizes are known.
+    /// A random value of a type, if all of its sizes are known and it is no larger than [`LARGEST`].
     pub fn value(&mut self, ty: &Ty) -> Option<Val> {
         match ty {
             Ty::Tensor(t) => {
                 let shape = known_shape(&t.shape).ok()?;
-                let n = shape.iter().product();
+                let n = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
+                if n > LARGEST {
+                    return None;
+                }
                 let mut data = Vec::with_capacity(n);
                 for _ in 0..n {
                     data.push(match t.dtype {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cost::{self, Target};
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::rules::{Numerics, Phase, rules};
 use crate::ty::Ty;
 
 /// A rule that was used.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Used {
     /// Its name.
     pub rule: String,
@@ -78,7 +78,7 @@ pub struct Graphs {
 }
 
 /// The report of a compilation.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// Target of the cost model.
     pub target: String,

@@ -239,6 +239,16 @@ impl TensorType {
         self.shape.len()
     }
 
+    /// Whether its known sizes leave room for it in memory.
+    pub fn can_exist(&self) -> bool {
+        let mut known = self.shape.iter().filter_map(Dim::known);
+        let bytes = known.try_fold(self.dtype.size() as i64, |n, size| match size {
+            0.. => n.checked_mul(size.max(1)),
+            _ => None,
+        });
+        bytes.is_some()
+    }
+
     /// Number of elements.
     pub fn numel(&self) -> Dim {
         product(&self.shape)

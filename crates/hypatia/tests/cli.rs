@@ -75,3 +75,38 @@ fn bad_input_has_a_place_and_exit_code_2() {
         assert!(text.contains(message), "{text}");
     }
 }
+
+#[test]
+fn programs_that_ask_for_too_much_are_errors_or_are_not_evaluated() {
+    let nested = format!("{}x:[2]{}", "(relu ".repeat(100_000), ")".repeat(100_000));
+    let chain: String = (1..20_000).map(|i| format!("(let v{i} (neg v{}))\n", i - 1)).collect();
+    for (input, code, said) in [
+        ("(relu (relu x:[2147483648]))", 0, "1 skipped"),
+        ("(relu (relu (expand x:[1] [1099511627776])))", 0, "skipped"),
+        ("(relu x:[9223372036854775807])", 2, "no tensor can have the type"),
+        ("(relu x:[4294967296,4294967296])", 2, "no tensor can have the type"),
+        ("(relu x:[-9223372036854775808])", 2, "no tensor can have the type"),
+        (
+            "(cat -1 x:[2305843009213693951] y:[2305843009213693951])",
+            2,
+            "no tensor can have the type",
+        ),
+        (&nested, 2, "more than 1000 lists inside of each other"),
+        (&format!("(let v0 (neg x:[2]))\n{chain}v19999"), 0, "the proof holds"),
+    ] {
+        let out = run(&["--explain"], input);
+        let text = String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap();
+        let start = &input[..input.len().min(60)];
+        assert_eq!(
+            out.status.code(),
+            Some(code),
+            "{start}: {}",
+            &text[..text.len().min(500)]
+        );
+        assert!(
+            text.contains(said),
+            "{start}: {}",
+            &text[text.len().saturating_sub(500)..]
+        );
+    }
+}

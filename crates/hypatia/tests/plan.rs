@@ -271,7 +271,7 @@ fn a_program_that_was_written_down_has_the_same_plan() {
         let kept = Kept::of(&optimized.output, &optimized.weights).unwrap();
         let read: Kept = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
         assert_eq!(read, kept);
-        let (again, weights) = read.program(&program.leaves).unwrap();
+        let (again, weights) = read.program(&program).unwrap();
         let lowered = lower_program(&again, weights, results, &Wish::default()).unwrap();
         assert_eq!(lowered.plan.steps.len(), *steps, "{text}");
         let first = lower(&optimized, results, &Wish::default()).unwrap();

@@ -1,7 +1,7 @@
 //! Optimizes a program given as text: no Python, no torch.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -38,17 +38,44 @@ struct Cli {
     nodes: usize,
 }
 
+/// Stack of the compiler: long programs are walked deeply.
+const STACK: usize = 256 << 20;
+/// Work of a step of a proof that is evaluated, in operations.
+const BUDGET: f64 = 1e9;
+/// Exit codes of mistakes in what was given, of proofs that do not hold, and of the compiler itself.
+const MISTAKE: u8 = 2;
+const BROKEN: u8 = 1;
+const INTERNAL: u8 = 70;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(&cli) {
-        Ok((text, holds)) => {
-            print!("{text}");
-            if holds { ExitCode::SUCCESS } else { ExitCode::from(1) }
+    std::panic::set_hook(Box::new(|_| {}));
+    let worker = std::thread::Builder::new().stack_size(STACK);
+    let (code, message) = match worker.spawn(move || run(&cli)).map(|worker| worker.join()) {
+        Ok(Ok(Ok((text, holds)))) => return printed(&text, holds),
+        Ok(Ok(Err(message))) => (MISTAKE, message),
+        Ok(Err(panic)) => {
+            let said = (panic.downcast_ref::<String>().map(String::as_str)).or_else(|| panic.downcast_ref().copied());
+            (
+                INTERNAL,
+                format!("internal error: {}", said.unwrap_or("no reason given")),
+            )
         }
-        Err(message) => {
-            eprintln!("hypatia-opt: {message}");
-            ExitCode::from(2)
+        Err(error) => (INTERNAL, error.to_string()),
+    };
+    eprintln!("hypatia-opt: {message}");
+    ExitCode::from(code)
+}
+
+/// A reader that has gone away is no error.
+fn printed(text: &str, holds: bool) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("hypatia-opt: {error}");
+            ExitCode::from(MISTAKE)
         }
+        _ if holds => ExitCode::SUCCESS,
+        _ => ExitCode::from(BROKEN),
     }
 }
 
@@ -131,7 +158,7 @@ fn proof(o: &Optimized) -> Result<(String, bool), String> {
             step.rule
         ));
     }
-    let replay = proof.replay(0, 1e10).map_err(|e| e.to_string())?;
+    let replay = proof.replay(0, BUDGET).map_err(|e| e.to_string())?;
     out.push_str(&format!(
         "; checked: {} steps evaluated in float64, {} skipped, largest relative difference {:.1e}, {}\n",
         replay.evaluated,

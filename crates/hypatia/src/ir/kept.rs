@@ -1,13 +1,15 @@
 //! A chosen program written down, to be lowered again without a search. Its leaves are those of the captured graph.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use egg::Id;
 use serde::{Deserialize, Serialize};
 
 use super::node::{Node, Op};
-use super::program::{Leaves, Program};
+use super::program::Program;
 use crate::attr::Attr;
 use crate::error::{Error, Result};
-use crate::ops::table;
+use crate::ops::{op_id, table};
 
 /// A program without its leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +19,8 @@ pub struct Kept {
     root: usize,
     /// Which nodes are made of frozen weights only.
     weights: Vec<bool>,
+    /// The captured records that have the same values, by node.
+    origins: Vec<Option<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +54,32 @@ impl Kept {
             nodes: nodes.collect::<Option<_>>()?,
             root: program.root.into(),
             weights: weights.to_vec(),
+            origins: (0..program.nodes().len())
+                .map(|i| program.origin.get(&Id::from(i)).copied())
+                .collect(),
         })
     }
 
-    /// The program over its leaves, with the nodes at their old places, and which are made of weights.
-    pub fn program(&self, leaves: &Leaves) -> Result<(Program, &[bool])> {
+    /// The program over the leaves of its source, with the nodes at their old places, and which are made of weights.
+    ///
+    /// It may come from anywhere: ops are those of the table, types are inferred anew, and what is captured is the
+    /// source's own.
+    pub fn program(&self, source: &Program) -> Result<(Program, &[bool])> {
         let broken = |what: &str| Error::Graph(format!("a kept program: {what}"));
-        let mut program = Program::over(leaves);
+        let nodes = self.nodes.len();
+        if self.root >= nodes || self.weights.len() != nodes || self.origins.len() != nodes {
+            return Err(broken("its parts do not fit"));
+        }
+        let records: BTreeSet<u32> = source
+            .origin
+            .values()
+            .chain(source.leaves.opaques.keys())
+            .copied()
+            .collect();
+        if self.origins.iter().flatten().any(|o| !records.contains(o)) {
+            return Err(broken("a record that was not captured"));
+        }
+        let mut program = Program::over(&source.leaves);
         for (at, (word, operands)) in self.nodes.iter().enumerate() {
             if operands.iter().any(|o| *o >= at) {
                 return Err(broken("operands come after their users"));
@@ -72,14 +95,52 @@ impl Kept {
                 Word::Opaque(i) => Op::Opaque(*i),
             };
             let children = operands.iter().map(|o| Id::from(*o)).collect();
+            if let Op::Row(id) = op
+                && !table().row(id).takes(operands.len())
+            {
+                return Err(broken("an op with another number of operands"));
+            }
             if usize::from(program.add(Node { op, children })?) != at {
                 return Err(broken("a node is there twice"));
             }
         }
-        if self.root >= self.nodes.len() || self.weights.len() != self.nodes.len() {
-            return Err(broken("its parts do not fit"));
-        }
         program.root = Id::from(self.root);
+        let several = |p: &Program| p.node(p.root).op == Op::Row(op_id("tuple"));
+        if program.ty(program.root) != source.ty(source.root) || several(&program) != several(source) {
+            return Err(broken("its results are others"));
+        }
+        if !self.weights_hold(&program) {
+            return Err(broken("what changes is no weight"));
+        }
+        program.origin = self.origins(&program, source);
         Ok((program, &self.weights))
+    }
+
+    /// Whether nodes that count as weights read nothing else.
+    fn weights_hold(&self, program: &Program) -> bool {
+        let mut fixed: Vec<bool> = vec![];
+        for node in program.nodes() {
+            fixed.push(match &node.op {
+                Op::Input(i) => program.leaves.inputs[*i as usize].weight,
+                Op::Opaque(_) => false,
+                Op::Attr(_) | Op::Row(_) => node.children.iter().all(|c| fixed[usize::from(*c)]),
+            });
+        }
+        self.weights.iter().zip(&fixed).all(|(said, fixed)| !said || *fixed)
+    }
+
+    /// Where the nodes come from; of inputs the source tells it.
+    fn origins(&self, program: &Program, source: &Program) -> BTreeMap<Id, u32> {
+        let captured = |node: &Node| {
+            let found = source.nodes().iter().position(|n| n.op == node.op);
+            found.and_then(|i| source.origin.get(&Id::from(i)).copied())
+        };
+        let origin = |(node, kept): (&Node, &Option<u32>)| match node.op {
+            Op::Input(_) => captured(node),
+            _ => *kept,
+        };
+        let all = program.nodes().iter().zip(&self.origins).map(origin);
+        let known = all.enumerate().filter_map(|(i, o)| Some((Id::from(i), o?)));
+        known.collect()
     }
 }

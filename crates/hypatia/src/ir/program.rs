@@ -60,7 +60,13 @@ impl Leaves {
     /// Type of a node whose operands have these types.
     pub fn infer(&self, op: &Op, operands: &[Ty]) -> Result<Ty> {
         match op {
-            Op::Row(id) => define::infer(*id, operands),
+            Op::Row(id) => match define::infer(*id, operands)? {
+                Ty::Tensor(t) if !t.can_exist() => Err(Error::Type {
+                    op: table().row(*id).name.into(),
+                    message: format!("no tensor can have the type {t}"),
+                }),
+                ty => Ok(ty),
+            },
             Op::Attr(a) => Ok(Ty::Attr(a.clone())),
             Op::Input(i) => self
                 .inputs

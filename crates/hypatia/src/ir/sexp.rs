@@ -41,6 +41,9 @@ impl Sexp {
     }
 }
 
+/// Lists inside of each other; what reads them calls itself for each.
+pub const DEEPEST: usize = 1000;
+
 /// Reads all expressions of a text; `;` starts a comment.
 pub fn parse_all(text: &str) -> Result<Vec<Sexp>> {
     let mut stack: Vec<(Vec<Sexp>, Pos)> = vec![(vec![], Pos { line: 1, column: 1 })];
@@ -61,6 +64,11 @@ pub fn parse_all(text: &str) -> Result<Vec<Sexp>> {
                 top(&mut stack).push(Sexp::Atom(w, p));
             }
             match c {
+                '(' if stack.len() > DEEPEST => {
+                    return Err(pos.error(format!(
+                        "more than {DEEPEST} lists inside of each other; '(let …)' names a value"
+                    )));
+                }
                 '(' => stack.push((vec![], pos)),
                 ')' => {
                     let (items, p) = stack
@@ -132,6 +140,16 @@ mod tests {
         ] {
             let message = parse_one(text).unwrap_err().to_string();
             assert!(message.starts_with(place), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_an_error() {
+        let nested = |depth: usize| format!("{}x{}", "(a ".repeat(depth), ")".repeat(depth));
+        assert!(parse_one(&nested(DEEPEST)).is_ok());
+        for depth in [DEEPEST + 1, 100_000] {
+            let message = parse_one(&nested(depth)).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("1:{}: ", 3 * DEEPEST + 1)), "{message}");
         }
     }
 

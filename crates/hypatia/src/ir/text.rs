@@ -73,6 +73,9 @@ impl Sink for Reader {
         };
         let ty = parse_type(annotation)
             .ok_or_else(|| pos.error(format!("'{annotation}' is no type; examples: [64,784], bf16[8,s0]")))?;
+        if !ty.can_exist() {
+            return Err(pos.error(format!("no tensor can have the type {ty}")));
+        }
         if let Some(known) = self.names.get(name) {
             return match self.program.ty(*known) == &Ty::Tensor(ty) {
                 true => Ok(*known),
@@ -109,6 +112,9 @@ pub fn parse_type(text: &str) -> Option<TensorType> {
     Some(TensorType::new(parse_dims(rest.strip_suffix(']')?)?, dtype))
 }
 
+/// Lists inside of each other in a line; a value that would need more has a line of its own.
+const DEEPEST: usize = 200;
+
 /// Writes a program: one line for a tree, `let` lines for values that are used twice.
 pub fn print(program: &Program) -> String {
     let mut uses: BTreeMap<Id, usize> = BTreeMap::new();
@@ -120,11 +126,20 @@ pub fn print(program: &Program) -> String {
     let mut names: BTreeMap<Id, String> = BTreeMap::new();
     let mut out = String::new();
     let mut lets = 0;
+    let mut depths: BTreeMap<Id, usize> = BTreeMap::new();
     for id in program.reachable() {
         let node = program.node(id);
         let shared = uses.get(&id).copied().unwrap_or(0) > 1;
         let text = expression(program, node, &names);
-        if shared && !node.children.is_empty() {
+        let depth = node
+            .children
+            .iter()
+            .map(|c| 1 + depths.get(c).copied().unwrap_or(0))
+            .max();
+        let depth = depth.unwrap_or(0);
+        let named = (shared || depth >= DEEPEST) && depth > 0 && id != program.root;
+        depths.insert(id, if named { 0 } else { depth });
+        if named {
             let name = format!("v{lets}");
             lets += 1;
             // Writing to a string cannot fail.
@@ -186,6 +201,30 @@ mod tests {
         ] {
             let program = parse(text, Weights::Frozen).unwrap();
             assert_eq!(print(&program), text);
+        }
+    }
+
+    #[test]
+    fn deep_programs_are_written_in_lines() {
+        let deep: String = (1..5000).map(|i| format!("(let v{i} (relu v{}))\n", i - 1)).collect();
+        let program = parse(&format!("(let v0 (relu x:[2]))\n{deep}v4999"), Weights::Frozen).unwrap();
+        let text = print(&program);
+        assert!(text.len() < 100_000);
+        assert_eq!(print(&parse(&text, Weights::Frozen).unwrap()), text);
+    }
+
+    #[test]
+    fn tensors_that_cannot_exist_are_errors() {
+        for text in [
+            "(relu x:[9223372036854775807])",
+            "(relu x:[4294967296,4294967296])",
+            "(relu x:[-1])",
+            "(relu x:bf16[s0,9223372036854775807])",
+            "(expand x:[1] [9223372036854775807])",
+            "(cat -1 x:[2305843009213693951] x:[2305843009213693951])",
+            "(mm x:[4611686018427387904,1] y:[1,4611686018427387904])",
+        ] {
+            assert!(parse(text, Weights::Frozen).is_err(), "{text}");
         }
     }
 

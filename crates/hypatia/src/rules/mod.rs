@@ -21,14 +21,14 @@ mod views;
 
 use std::sync::OnceLock;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::egraph::EGraph;
 use crate::error::Result;
 use pattern::Rewrite;
 
 /// How a rule may change the numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Numerics {
     /// Bit for bit the same.

@@ -102,16 +102,19 @@ impl Arenas {
         self.bytes
     }
 
-    /// Calls a function with a block of its own.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Aligned<u8>) -> R) -> R {
+    /// Calls a function with a block of its own; none if there is no memory for it.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Aligned<u8>) -> R) -> Option<R> {
         let taken = self.free.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        let mut block = taken.unwrap_or_else(|| Aligned::zeroed(self.bytes));
+        let mut block = match taken {
+            Some(block) => block,
+            None => Aligned::try_zeroed(self.bytes)?,
+        };
         let result = f(&mut block);
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
         if free.len() < self.kept {
             free.push(block);
         }
-        result
+        Some(result)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Memory for packed weights and for scratch: aligned to cache lines, zeroed, on huge pages where it is large.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -36,24 +36,30 @@ unsafe impl<T: Plain> Send for Aligned<T> {}
 unsafe impl<T: Plain> Sync for Aligned<T> {}
 
 impl<T: Plain> Aligned<T> {
-    /// `len` zeros.
-    pub fn zeroed(len: usize) -> Aligned<T> {
-        let layout = layout(len.saturating_mul(size_of::<T>()));
+    /// `len` zeros, if there is memory for them.
+    pub fn try_zeroed(len: usize) -> Option<Aligned<T>> {
+        let layout = layout(len.checked_mul(size_of::<T>())?)?;
         // SAFETY: the layout is never empty.
-        let start = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(start) else {
-            handle_alloc_error(layout)
-        };
+        let start = NonNull::new(unsafe { alloc(layout) })?;
         if layout.align() == HUGE {
             // Before the first write: pages are chosen when they are touched.
             advise_huge(start, layout.size());
         }
         // SAFETY: the allocation has this size, and zero bytes are values of `T`.
         unsafe { start.as_ptr().write_bytes(0, layout.size()) };
-        Aligned {
+        Some(Aligned {
             start: start.cast(),
             len,
             layout,
+        })
+    }
+
+    /// As [`Aligned::try_zeroed`], inside kernels, which return nothing: without memory it panics, and whoever called
+    /// the plan gets an error.
+    pub fn zeroed(len: usize) -> Aligned<T> {
+        match Aligned::try_zeroed(len) {
+            Some(made) => made,
+            None => panic!("there is no memory for {len} values of {} bytes", size_of::<T>()),
         }
     }
 
@@ -64,10 +70,9 @@ impl<T: Plain> Aligned<T> {
 }
 
 /// Large blocks are aligned to huge pages and are whole numbers of them.
-fn layout(bytes: usize) -> Layout {
+fn layout(bytes: usize) -> Option<Layout> {
     let align = if bytes >= 2 * HUGE { HUGE } else { LINE };
-    let size = bytes.max(1).checked_next_multiple_of(align).unwrap_or(usize::MAX);
-    Layout::from_size_align(size, align).expect("more memory than there are addresses")
+    Layout::from_size_align(bytes.max(1).checked_next_multiple_of(align)?, align).ok()
 }
 
 /// Asks for huge pages in a range that starts and ends at their borders, before it is first written.
@@ -140,6 +145,14 @@ mod tests {
             a.fill(1.0);
             assert!(a.iter().all(|&v| v == 1.0));
         }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_no_abort() {
+        for len in [usize::MAX, usize::MAX / 4, isize::MAX as usize / 4, 1 << 50] {
+            assert!(Aligned::<f32>::try_zeroed(len).is_none(), "{len}");
+        }
+        assert!(std::panic::catch_unwind(|| Aligned::<f32>::zeroed(1 << 50)).is_err());
     }
 
     #[test]

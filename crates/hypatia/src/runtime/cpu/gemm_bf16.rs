@@ -83,14 +83,14 @@ struct Tiles<F: Format> {
 }
 
 impl<F: Format> Tiles<F> {
-    /// None if the pieces cannot stand for some of the weights.
+    /// None if the pieces cannot stand for some of the weights, or there is no memory for them.
     fn pack(engine: Engine, weight: Rows<F::Value>, n: usize, k: usize) -> Option<Tiles<F>> {
         let rows: Vec<_> = (0..n).map(|row| &weight.data[row * weight.stride..][..k]).collect();
         let range = F::range(&rows)?;
         let steps = k.div_ceil(STEP);
         // A panel more than there are, if their number is odd: kernels take two at once.
         let panels = n.div_ceil(SIDE).next_multiple_of(2);
-        let mut data = Aligned::<u16>::zeroed(panels * steps * F::PIECES * TILE);
+        let mut data = Aligned::<u16>::try_zeroed(panels * steps * F::PIECES * TILE)?;
         let panel = (steps * F::PIECES * TILE).max(1);
         for (rows, to) in rows.chunks(SIDE).zip(data.chunks_mut(panel)) {
             lanes::dispatch(format::PackPanel::<F> { rows, to });

@@ -73,12 +73,12 @@ struct Panels<D> {
 
 /// Packs `n` rows of `k` weights for this machine.
 pub(super) fn pack(weight: Rows<f32>, n: usize, k: usize) -> Option<Box<dyn Layer<f32>>> {
-    Some(pack_for(lanes::level(), weight, n, k))
+    pack_for(lanes::level(), weight, n, k)
 }
 
 /// As [`pack`], for a level that the machine has.
-pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> Box<dyn Layer<f32>> {
-    let mut data = Aligned::zeroed(n.next_multiple_of(LANES) * k);
+pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> Option<Box<dyn Layer<f32>>> {
+    let mut data = Aligned::try_zeroed(n.next_multiple_of(LANES) * k)?;
     for column in (0..n).step_by(PANEL) {
         let columns = PANEL.min(n - column);
         let width = columns.next_multiple_of(LANES);
@@ -92,7 +92,7 @@ pub(super) fn pack_for(level: Level, weight: Rows<f32>, n: usize, k: usize) -> B
             }
         }
     }
-    Box::new(Panels { data, n, k, level })
+    Some(Box::new(Panels { data, n, k, level }))
 }
 
 impl Layer<f32> for Panels<Aligned<f32>> {

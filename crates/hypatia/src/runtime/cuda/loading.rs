@@ -19,15 +19,18 @@ const RTLD_NOLOAD: i32 = 4;
 
 static FOLDERS: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
 
-/// Looks for libraries in these folders from now on; those in use stay.
-pub fn search_in(folders: Vec<PathBuf>) {
+/// Looks for libraries in these folders from now on; those in use stay. A relative one is left out: what lies in the
+/// folder that somebody happens to work in is not to be run.
+pub fn search_in(mut folders: Vec<PathBuf>) {
+    folders.retain(|folder| folder.is_absolute());
     *FOLDERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(folders);
 }
 
 fn folders() -> Vec<PathBuf> {
     let chosen = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     chosen.unwrap_or_else(|| {
-        std::env::var_os(FOLDERS_VARIABLE).map_or_else(Vec::new, |v| std::env::split_paths(&v).collect())
+        let named = std::env::var_os(FOLDERS_VARIABLE).unwrap_or_default();
+        std::env::split_paths(&named).filter(|f| f.is_absolute()).collect()
     })
 }
 

@@ -11,7 +11,7 @@ use super::ready::{Ready, Weights};
 use super::{
     Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::arena::{Arenas, Life, place};
 use crate::runtime::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
 use crate::runtime::torch::Call;
@@ -150,10 +150,15 @@ impl Plan {
         // SAFETY: by the caller.
         let packed = unsafe {
             match weight.dtype {
-                DType::F32 => Packed::first(&kinds, Rows::dense(&rows::<f32>(l, slice(w, all * k), all, k), k), n, k),
+                DType::F32 => Packed::first(
+                    &kinds,
+                    Rows::dense(&rows::<f32>(l, slice(w, all * k), all, k)?, k),
+                    n,
+                    k,
+                ),
                 DType::BF16 => Packed::first(
                     &kinds,
-                    Rows::dense(&rows::<bf16>(l, slice(w, all * k), all, k), k),
+                    Rows::dense(&rows::<bf16>(l, slice(w, all * k), all, k)?, k),
                     n,
                     k,
                 ),
@@ -226,11 +231,17 @@ impl Plan {
 }
 
 /// A weight with a row for each column that is computed, of `n` columns.
-fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Cow<'a, [T]> {
+fn rows<'a, T: Copy>(l: &LinearStep, weight: &'a [T], n: usize, k: usize) -> Result<Cow<'a, [T]>> {
     let columns = l.part(n);
     if !l.transposed {
-        return Cow::Borrowed(&weight[columns.start * k..columns.end * k]);
+        return Ok(Cow::Borrowed(&weight[columns.start * k..columns.end * k]));
     }
+    let count = columns.len() * k;
+    let mut turned = vec![];
+    turned
+        .try_reserve_exact(count)
+        .map_err(|_| Error::Memory(count * size_of::<T>()))?;
     let row = |column: usize| (0..k).map(move |term| weight[term * n + column]);
-    Cow::Owned(columns.flat_map(row).collect())
+    turned.extend(columns.flat_map(row));
+    Ok(Cow::Owned(turned))
 }

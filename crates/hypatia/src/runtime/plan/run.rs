@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::ready::{Ends, Form, Ready, Weights};
 use super::{LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::cpu::linear::{Epilogue, LinearElement, Rows, RowsMut};
 use crate::runtime::pool::{Pool, on_borrowed};
 use crate::runtime::torch::Strided;
@@ -57,7 +57,7 @@ impl Runnable {
         let (start, last) = (self.starts[chunk], chunk + 1 == self.starts.len());
         let form = if last { self.forms.last() } else { self.forms.first() };
         let steps = form.map_or(&[][..], |steps| steps);
-        self.arenas.with(|arena| {
+        let done = self.arenas.with(|arena| {
             let mut blocks: SmallVec<[*mut u8; 16]> = SmallVec::new();
             blocks.push(arena.as_mut_ptr());
             let moved = given.iter().zip(&self.rows);
@@ -68,7 +68,8 @@ impl Runnable {
                 done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
             }
             Ok(())
-        })
+        });
+        done.unwrap_or_else(|| Err(Error::Memory(self.arenas.bytes())))
     }
 
     /// # Safety

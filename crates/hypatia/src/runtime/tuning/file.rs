@@ -3,9 +3,11 @@
 use super::{Entry, Key};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "tuning.jsonl";
@@ -35,12 +37,20 @@ pub(super) fn now() -> u64 {
 
 /// All lines that can be read; nothing from a file that is too large or of another format.
 pub(super) fn read(folder: &Path) -> All {
-    let mut bytes = vec![];
     let path = folder.join(NAME);
-    let read = File::open(&path).and_then(|file| file.take(2 * LIMIT as u64).read_to_end(&mut bytes));
     let foreign = || tracing::debug!("{} is no tuning database of this version", path.display());
-    match read {
-        Err(_) => return All::new(),
+    let mut bytes = vec![];
+    let mut read = || {
+        check(folder)?;
+        let file = open(&path, OpenOptions::new().read(true))?;
+        file.take(LIMIT as u64 + 1).read_to_end(&mut bytes)
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return All::new(),
+        Err(error) => {
+            tracing::debug!("{} counts as absent: {error}", path.display());
+            return All::new();
+        }
         Ok(size) if size > LIMIT => {
             foreign();
             return All::new();
@@ -59,19 +69,57 @@ pub(super) fn read(folder: &Path) -> All {
 
 /// Replaces the file by what `merge` makes of it, and returns what was kept. One process at a time.
 pub(super) fn update(folder: &Path, merge: impl FnOnce(All) -> All) -> io::Result<All> {
-    fs::create_dir_all(folder)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    check(folder)?;
     let _lock = lock(&folder.join("tuning.lock"))?;
     let mut all = merge(read(folder));
     let bytes = text(&mut all)?;
-    // Nobody else writes this file while the lock is held; readers see the old file or the new one.
-    let part = folder.join("tuning.part");
-    let written = File::create(&part)
+    // Readers see the old file or the new one.
+    let part = unfinished(folder);
+    let written = open(&part, OpenOptions::new().write(true).create_new(true))
         .and_then(|mut file| file.write_all(&bytes))
         .and_then(|()| fs::rename(&part, folder.join(NAME)));
     if written.is_err() {
         let _ = fs::remove_file(&part);
     }
     written.map(|()| all)
+}
+
+/// A file that nobody else writes.
+fn unfinished(folder: &Path) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (count, nanos) = (COUNT.fetch_add(1, Ordering::Relaxed), time.subsec_nanos());
+    folder.join(format!("tuning-{}-{nanos:x}{count:x}.part", std::process::id()))
+}
+
+/// Opens a regular file, which nobody else may have written: no link is followed and no pipe waited for.
+fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
+    let file = how
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let about = file.metadata()?;
+    if about.is_file() && is_private(&about) {
+        return Ok(file);
+    }
+    Err(io::Error::other("it is no regular file that only its user may write"))
+}
+
+/// An error if others may have put files into a folder.
+fn check(folder: &Path) -> io::Result<()> {
+    let about = fs::symlink_metadata(folder)?;
+    if about.is_dir() && is_private(&about) {
+        return Ok(());
+    }
+    Err(io::Error::other("it is no folder that only its user may write"))
+}
+
+/// Whether only this user, or root, may write it.
+fn is_private(about: &Metadata) -> bool {
+    // SAFETY: it has no conditions.
+    let user = unsafe { libc::geteuid() };
+    [0, user].contains(&about.uid()) && about.mode() & 0o022 == 0
 }
 
 /// The newest entries that fit.
@@ -96,7 +144,7 @@ fn text(all: &mut All) -> io::Result<Vec<u8>> {
 
 /// Freed when it is dropped, or when the process ends.
 fn lock(path: &Path) -> io::Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    let file = open(path, OpenOptions::new().create(true).truncate(false).write(true))?;
     let mut waited = Duration::ZERO;
     loop {
         match file.try_lock() {

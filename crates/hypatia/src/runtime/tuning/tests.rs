@@ -199,3 +199,70 @@ fn the_oldest_give_way() {
     assert!((6..9).all(|i| again.get(&key(&i.to_string())) == Some(large("a"))));
     assert!(fs::metadata(folder.file()).unwrap().len() <= file::LIMIT as u64);
 }
+
+#[test]
+fn files_and_folders_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    assert!(saved(&folder.0, "linear", "a"));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&folder.0), 0o700);
+    assert_eq!(mode(&folder.file()), 0o600);
+    assert_eq!(mode(&folder.0.join("tuning.lock")), 0o600);
+}
+
+#[test]
+fn a_folder_or_file_that_others_may_write_is_not_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    assert!(saved(&folder.0, "linear", "a"));
+    for path in [folder.file(), folder.0.clone()] {
+        let was = fs::metadata(&path).unwrap().permissions();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Database::open(&folder.0).is_empty(), "{}", path.display());
+        if path == folder.0 {
+            assert!(!saved(&folder.0, "new", "b"));
+        }
+        fs::set_permissions(&path, was).unwrap();
+    }
+    assert_eq!(Database::open(&folder.0).len(), 1);
+}
+
+#[test]
+fn links_and_folders_in_the_place_of_files_are_left_alone() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new();
+    let outside = folder.0.join("outside");
+    fs::create_dir_all(&folder.0).unwrap();
+    fs::write(&outside, "of somebody else").unwrap();
+    for name in ["tuning.part", "tuning.lock", "tuning.jsonl"] {
+        let _ = fs::remove_file(folder.0.join(name));
+        symlink(&outside, folder.0.join(name)).unwrap();
+        let _ = saved(&folder.0, "linear", "a");
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "of somebody else", "{name}");
+    }
+    let _ = fs::remove_file(folder.file());
+    let _ = fs::remove_file(folder.0.join("tuning.lock"));
+    fs::create_dir(folder.file()).unwrap();
+    assert!(!saved(&folder.0, "linear", "a"));
+    assert!(Database::open(&folder.0).is_empty());
+    assert!(folder.file().is_dir());
+}
+
+#[test]
+fn a_pipe_is_not_waited_for_and_a_huge_file_is_not_read() {
+    let folder = Folder::new();
+    assert!(saved(&folder.0, "linear", "a"));
+    fs::File::options()
+        .write(true)
+        .open(folder.file())
+        .unwrap()
+        .set_len(60 << 30)
+        .unwrap();
+    assert!(Database::open(&folder.0).is_empty());
+    fs::remove_file(folder.file()).unwrap();
+    let pipe = std::ffi::CString::new(folder.file().into_os_string().into_encoded_bytes()).unwrap();
+    // SAFETY: a path that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    assert!(Database::open(&folder.0).is_empty());
+}

@@ -112,7 +112,8 @@ fn sorted(mut candidates: Vec<&'static Kind>, times: &BTreeMap<String, f64>) -> 
     candidates
 }
 
-/// Microseconds of a usual call of each candidate, in turns; None if not every candidate had a call in time.
+/// Microseconds of a usual call of each candidate, in turns; None if not every candidate had a call in time, or there is
+/// no memory to try them.
 fn measure<T: LinearElement>(
     problem: &Problem,
     candidates: &[&'static Kind],
@@ -121,9 +122,9 @@ fn measure<T: LinearElement>(
     let quiet = Quiet::wait();
     let begin = Instant::now();
     let (m, n, k) = (problem.m, problem.columns(), problem.k);
-    let (x, w, bias) = (numbers::<T>(m * k), numbers::<T>(n * k), numbers::<T>(n));
-    let mut y = vec![T::narrow(0.0); m * n];
-    let residual = numbers::<T>(if problem.residual { m * n } else { 0 });
+    let (x, w, bias) = (numbers::<T>(m * k)?, numbers::<T>(n * k)?, numbers::<T>(n)?);
+    let mut y = numbers::<T>(m * n)?;
+    let residual = numbers::<T>(if problem.residual { m * n } else { 0 })?;
     let epilogue = Epilogue {
         bias: Some(&bias[..]),
         activation: problem.activation,
@@ -197,9 +198,12 @@ impl Quiet {
 }
 
 /// Numbers such as networks have: of either sign, none of them zero.
-fn numbers<T: LinearElement>(len: usize) -> Vec<T> {
+fn numbers<T: LinearElement>(len: usize) -> Option<Vec<T>> {
     let value = |i: usize| (i.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65536.0 - 0.49999;
-    (0..len).map(|i| T::narrow(value(i))).collect()
+    let mut numbers = vec![];
+    numbers.try_reserve_exact(len).ok()?;
+    numbers.extend((0..len).map(|i| T::narrow(value(i))));
+    Some(numbers)
 }
 
 #[cfg(test)]
@@ -284,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_first_kind_that_can_stand_for_the_weights_is_packed() {
-        let mut w = numbers::<f32>(64);
+        let mut w = numbers::<f32>(64).unwrap();
         w[7] = f32::INFINITY;
         let kinds = ["bf16x6", "f32"].map(|name| Kind::named(name, DType::F32).unwrap());
         let kinds: Vec<_> = kinds.into_iter().filter(|kind| kind.available()).collect();

@@ -27,8 +27,8 @@ pub enum LinearError {
     /// The machine lacks what the kind needs.
     #[error("linear: this machine does not run {0:?}")]
     Unavailable(&'static Kind),
-    /// Some weights are infinite, NaN, or too large or small for the kind.
-    #[error("linear: {0:?} cannot stand for these weights")]
+    /// Some weights are infinite, NaN, or too large or small for the kind, or there is no memory for a copy.
+    #[error("linear: {0:?} cannot stand for these weights, or there is no memory for them")]
     Weights(&'static Kind),
     /// Elements of another type than the kind's.
     #[error("linear: {0:?} was given elements of {name}", name = .1.name())]

@@ -53,7 +53,7 @@ impl Forms for f32 {
     fn forms() -> Vec<Form<f32>> {
         let panels = levels().map(|level| {
             Form::new(format!("f32 {level:?}"), 4.0, move |w, n, k| {
-                Some(gemm_f32::pack_for(level, w, n, k))
+                gemm_f32::pack_for(level, w, n, k)
             })
         });
         panels.chain(gemm_bf16::split_forms()).chain(in_place()).collect()
