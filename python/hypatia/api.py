@@ -39,6 +39,9 @@ def optimize(
     result = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False).kept
     # A plan can be neither copied nor written down, and the graph runs without it.
     result.meta.pop(PLAN, None)
+    report = result.meta.get("hypatia")
+    if report is not None and report.kept == "plan":
+        report.kept = "graph"
     return result
 
 

@@ -23,6 +23,7 @@ from .culprit import Part, broken_steps, smallest
 from .errors import PrecisionWarning, VerificationWarning
 from .locks import COMPILING
 from .native import NativeGraph
+from .planner import PLAN
 from .report import Check, GraphReport, Removed
 from .trial import Attempt, Form, Forward, Trial, quietly
 
@@ -93,6 +94,8 @@ class Guard:
     def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
+        if PLAN not in form.gm.meta:
+            self.report.kept = "eager" if form.gm is self.original else "graph"
         self.kept = form.gm
         self.forward = self._current = form.forward
         self.settled = True
@@ -141,7 +144,7 @@ class Guard:
         """Keeps the plan, or torch's ops if these are faster, and right too."""
         plan = form.forward
         with quietly():
-            self.report.times = plan.choose(trial.inputs)
+            self.report.times = plan.choose(trial.inputs) or None
         self.report.memory = plan.bytes
         plan.settled = True
         if not plan.native:

@@ -39,6 +39,19 @@ def same_strides(have: Any, want: Any) -> bool:
     )
 
 
+def same_order(have: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether the dimensions of two tensors of one shape follow each other in memory in the same order.
+
+    The same ones are repeated and adjoin; between others there may be gaps. Open sizes count as their hints.
+    """
+
+    def order(value: torch.Tensor) -> list[tuple[int, int]]:
+        dims = [(_example(value.stride(i)), i) for i in range(value.dim()) if _example(value.shape[i]) > 1]
+        return [(i, min(stride, 2)) for stride, i in sorted(dims)]
+
+    return order(have) == order(want)
+
+
 def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
     """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
     dims = range(want.dim())

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .layout import same_strides
+
 
 @functools.cache
 def side_stream(index: int) -> torch.cuda.Stream:
@@ -27,7 +29,9 @@ class Recorded:
         self.index = index
         self._lock = threading.Lock()
         self._stream = torch._C._cuda_getCurrentRawStream(index)
-        self._inputs = [torch.empty_like(t) for t in inputs]
+        self._inputs = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs
+        ]
         self._graph = torch.cuda.CUDAGraph()
         side = side_stream(index)
         side.wait_stream(torch.cuda.current_stream(index))
@@ -37,7 +41,7 @@ class Recorded:
             # Kernels are loaded and torch's libraries set up before anything is recorded.
             for _ in range(2):
                 if bound(side.cuda_stream, *self._inputs) is None:
-                    raise RuntimeError("the plan does not run: there is not enough memory")
+                    raise RuntimeError(f"the plan does not run: {bound.refusal(*self._inputs)}")
         torch.cuda.current_stream(index).wait_stream(side)
         with torch.cuda.graph(self._graph), torch.no_grad():
             self._results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
@@ -51,6 +55,8 @@ class Recorded:
         for kept, given in zip(self._inputs, inputs, strict=True):
             if (kept.shape, kept.dtype, kept.device) != (given.shape, given.dtype, given.device):
                 return None
+            if kept.stride() != given.stride() and not same_strides(given, kept):
+                return None
         with self._lock, torch.no_grad():
             for kept, given in zip(self._inputs, inputs, strict=True):
                 kept.copy_(given)
@@ -60,6 +66,10 @@ class Recorded:
     def current(self) -> bool:
         """Whether the weights are as they were."""
         return self.bound.current()
+
+    def refusal(self, *inputs: torch.Tensor) -> str:
+        """Why the plan does not run on these inputs."""
+        return self.bound.refusal(*inputs)
 
     def bytes(self) -> tuple[int, int]:
         """Bytes of the values in between, and of packed weights."""
