@@ -272,12 +272,7 @@ def test_results_lie_as_in_eager(
 @pytest.mark.parametrize("train", [False, True], ids=["running", "of the batch"])
 def test_norms_of_permuted_inputs(entry: str, train: bool) -> None:
     permuted = torch.randn(4, 5, 7, 6).permute(0, 3, 1, 2)
-    for x in (
-        permuted,
-        permuted[:, :, ::2],
-        permuted.transpose(2, 3),
-        torch.randn(6, 4, 5, 7).transpose(0, 1),
-    ):
+    for x in (permuted, permuted.transpose(2, 3), torch.randn(6, 4, 5, 7).transpose(0, 1)):
         fresh_dynamo()
         model = Net(lambda net, x: net.norm(x)).train(train)
         eager = copy.deepcopy(model)
@@ -329,7 +324,7 @@ class Biased(nn.Module):
         lambda t: t.view(5, 5, 3).permute(2, 0, 1).contiguous(),
         lambda t: t.view(5, 5, 3).permute(2, 0, 1),
         lambda t: (t * 2).view(5, 5, 3).permute(2, 0, 1).contiguous().unsqueeze(0),
-        lambda t: (t @ t.t())[:5].t(),
+        lambda t: (t @ t.t())[:5, :5].t(),
         lambda t: (t * 2)[::5].unsqueeze(-1).expand(-1, -1, 5).transpose(0, 1),
     ],
     ids=["copied", "permuted", "folded", "product", "expanded"],
@@ -422,7 +417,7 @@ def test_bound_plans_say_why_they_do_not_run() -> None:
         compiled = hypatia.compile(model, x)
         graph = compiled.prepare(x).native.__self__
         ((bound, _),) = graph._bound.values()
-        assert "input 0 is not torch.float32[4, 6, 8]" in bound.refusal(turned(x))
+        assert "input 0 is not float32[4, 6, 8]" in bound.refusal(turned(x))
         assert "takes 1 inputs, not 2" in bound.refusal(x, x)
         model.layer.weight.add_(1)
         assert bound.refusal(x) == "a weight changed"

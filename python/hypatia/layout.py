@@ -76,6 +76,29 @@ def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int]
     return None, order
 
 
+def padding_of(want: torch.Tensor) -> tuple[list[int], list[int]] | None:
+    """How to copy into a layout with gaps: the order of dimensions in memory, and how much follows each of them
+    and each element. None if sizes are open, or elements lie in each other's place."""
+    if not all(isinstance(n, int) for n in (*want.shape, *want.stride())) or 0 in want.shape:
+        return None
+    order = sorted(range(want.dim()), key=lambda i: (-want.stride(i), -want.shape[i]))
+    padding: list[int] = []
+    outer = None
+    for i in order:
+        if want.shape[i] == 1:
+            padding.append(0)
+            continue
+        if outer is not None:
+            fits, rest = divmod(outer, want.stride(i)) if want.stride(i) else (0, 1)
+            if rest or fits < want.shape[i]:
+                return None
+            padding.append(fits - want.shape[i])
+        else:
+            padding.append(0)
+        outer = want.stride(i)
+    return order, [*padding, (outer or 1) - 1]
+
+
 def _example(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size

@@ -20,7 +20,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import kernels
@@ -28,8 +27,9 @@ from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
 from .fakes import Fakes, fakes_of, makes_new_memory, makes_views
 from .folding import FoldedWeights
-from .layout import check_same_type, layout_of, same_order, same_strides, storage_of
+from .layout import check_same_type
 from .planner import VALUES
+from .relaying import Aliases, like_eager, rows_like_eager
 
 
 def rebuild(
@@ -52,7 +52,9 @@ def _open_sizes(gm: fx.GraphModule) -> set[str]:
         value = value_of(node)
         for v in value if isinstance(value, (list, tuple)) else [value]:
             sizes = v.shape if isinstance(v, torch.Tensor) else [v]
-            found.update(str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols)
+            found.update(
+                str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols
+            )
     return found
 
 
@@ -91,7 +93,7 @@ class _Rebuilder:
             if number not in folded:
                 self.env[number] = self._node(item, self.env)
         found = [self.env[n] for n in emission["outputs"]]
-        results = iter(_Aliases(self, list(zip(self.captured.results, found, strict=True))).results())
+        results = iter(Aliases(self, list(zip(self.captured.results, found, strict=True))).results())
         output = fx.node.map_arg(self.captured.output.args, lambda _: next(results))
         out = self.graph.output(output[0])
         out.meta = dict(self.captured.output.meta)
@@ -135,7 +137,7 @@ class _Rebuilder:
         """A call as it was, on inputs that lie in memory as eager's do: calls that the op table
         does not know may read memory in its order."""
         reads = old.all_input_nodes
-        alike = [self._like_eager(new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
+        alike = [like_eager(self, new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
         return self._copied(old, dict(zip(reads, alike, strict=True)))
 
     def _note_symbols(self, node: fx.Node) -> None:
@@ -160,7 +162,7 @@ class _Rebuilder:
         values = [self._argument(a, env) for a in item["args"]]
         same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
         if item["keeps_layout"]:
-            values = self._rows_like_eager(target, values, old if same else None)
+            values = rows_like_eager(self, target, values, old if same else None)
         args, kwargs = by_schema(target, values)
         node = self.graph.call_function(target, args, kwargs)
         name = old.name if same else item["op"].replace("-", "_")
@@ -206,64 +208,15 @@ class _Rebuilder:
                 return function(*args, **kwargs)
             return _faked(fakes_of(self.fake_mode), function, args, kwargs)
 
-    def _like_eager(self, node: fx.Node, want: Any) -> fx.Node:
-        """The node, or a copy of it with the strides that eager's value has."""
-        have = value_of(node)
-        if not isinstance(want, torch.Tensor) or same_strides(have, want):
-            return node
-        memory_format, order = layout_of(want)
-        if memory_format is not None:
-            return self._helper(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
-        if order is None:
-            raise UnsupportedError(
-                f"{node.name} would have strides {have.stride()} instead of {want.stride()}"
-            )
-        inverse = [order.index(i) for i in range(len(order))]
-        dense = self._helper(torch.ops.aten.permute.default, (node, order), {})
-        dense = self._helper(
-            torch.ops.aten.clone.default, (dense,), {"memory_format": torch.contiguous_format}
-        )
-        return self._helper(torch.ops.aten.permute.default, (dense, inverse), {})
-
-    def _rows_like_eager(self, target: OpOverload, values: list[Any], old: fx.Node | None) -> list[Any]:
-        """Operands of a call whose kernel torch chose by how eager's lay: in that order of dimensions; where
-        that is not known, with rows without gaps."""
-
-        def alike(position: int, node: Any) -> Any:
-            have = value_of(node) if isinstance(node, fx.Node) else None
-            if not isinstance(have, torch.Tensor):
-                return node
-            name = target._schema.arguments[position].name
-            read = None
-            if old is not None:
-                read = old.args[position] if position < len(old.args) else old.kwargs.get(name)
-            if isinstance(read, fx.Node):
-                want = value_of(read)
-                return node if same_order(have, want) else self._like_eager(node, want)
-            if not have.dim() or have.shape[-1] == 1 or have.stride(-1) == 1:
-                return node
-            return self._helper(
-                torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
-            )
-
-        return [alike(position, node) for position, node in enumerate(values)]
-
-    def view(self, node: fx.Node, like: torch.Tensor, offset: Any) -> fx.Node:
-        """A view of a node's memory that lies as this one, from so many elements on."""
-        sizes = [[self._size(n) for n in part] for part in (like.shape, like.stride())]
-        return self._helper(torch.ops.aten.as_strided.default, (node, *sizes, self._size(offset)), {})
-
-    def _size(self, value: Any) -> fx.Node | int:
-        return value if isinstance(value, int) else self._symbolic(terms(value.node.expr))
-
-    def copy(self, node: fx.Node) -> fx.Node:
-        """A copy in memory of its own, with the same strides."""
-        return self._helper(torch.ops.aten.clone.default, (node,), {})
-
-    def _helper(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def helper(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node that no captured one stands for."""
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self._run_fake(node)
         return node
+
+    def size(self, value: int | torch.SymInt) -> fx.Node | int:
+        """A size as an argument."""
+        return value if isinstance(value, int) else self._symbolic(terms(value.node.expr))
 
     def _argument(self, arg: Any, env: dict[int, fx.Node]) -> Any:
         if isinstance(arg, dict) and "node" in arg:
@@ -359,75 +312,6 @@ def _faked(fakes: Fakes, function: Any, args: Any, kwargs: Any) -> Any:
     ):
         return fakes.call(function, function, args, kwargs)
     return function(*args, **kwargs)
-
-
-class _Aliases:
-    """Keeps the sharing of memory among results and inputs as it is in eager."""
-
-    def __init__(self, rebuilder: _Rebuilder, pairs: list[tuple[fx.Node, fx.Node]]) -> None:
-        self.rebuilder = rebuilder
-        self.pairs = pairs
-        """Results as they were captured and as they are now."""
-        self.inputs = {storage_of(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
-        self.seen: dict[Any, Any] = {}
-
-    def results(self) -> list[fx.Node]:
-        """The nodes to return."""
-        found: dict[int, fx.Node] = {}
-        for place in range(len(self.pairs)):
-            first = self._first(place)
-            if first not in found:
-                found[first] = self._result(*self.pairs[first])
-            if place not in found:
-                found[place] = self._beside(place, first, found[first])
-        return [found[place] for place in range(len(self.pairs))]
-
-    def _first(self, place: int) -> int:
-        """Of the results in one memory, the one that has all of it, or the first."""
-        memory = storage_of(self.pairs[place][0])
-        if memory is None or memory in self.inputs:
-            return place
-        same = [i for i, (old, _) in enumerate(self.pairs) if storage_of(old) == memory]
-        return next((i for i in same if _is_whole(value_of(self.pairs[i][0]))), same[0])
-
-    def _result(self, old: fx.Node, new: fx.Node) -> fx.Node:
-        new = self.rebuilder._like_eager(new, value_of(old))
-        theirs, ours = storage_of(old), storage_of(new)
-        if ours is None:
-            return new
-        shared_before = theirs in self.inputs
-        shares_now = ours in self.inputs or new.meta.get("folded", False) or ours in self._folded()
-        if shared_before and ours != theirs:
-            raise UnsupportedError(f"{old.name} would no longer share memory with an input")
-        strangers = self.seen.setdefault(ours, theirs) != theirs
-        if not shared_before and (shares_now or strangers):
-            new = self.rebuilder._like_eager(self.rebuilder.copy(new), value_of(old))
-            self.seen.setdefault(storage_of(new), theirs)
-        return new
-
-    def _beside(self, place: int, first: int, base: fx.Node) -> fx.Node:
-        """A result in the memory of another."""
-        old, new = self.pairs[place]
-        have, want, whole = value_of(new), value_of(old), value_of(self.pairs[first][0])
-        offset = value_of(base).storage_offset() + want.storage_offset() - whole.storage_offset()
-        there = storage_of(new) == storage_of(base) and same_strides(have, want)
-        if there and statically_known_true(have.storage_offset() == offset):
-            return new
-        if not _is_whole(whole):
-            raise UnsupportedError(f"{old.name} would no longer share memory with another result")
-        return self.rebuilder.view(base, want, offset)
-
-    def _folded(self) -> set[Any]:
-        nodes = self.rebuilder.graph.nodes
-        return {storage_of(n) for n in nodes if n.meta.get("folded")} - {None}
-
-
-def _is_whole(value: torch.Tensor) -> bool:
-    """Whether a tensor has all elements of its memory, each once."""
-    memory_format, order = layout_of(value)
-    held = value.untyped_storage().nbytes()
-    gapless = memory_format is not None or order is not None
-    return gapless and statically_known_true(held == value.numel() * value.element_size())
 
 
 def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:

@@ -67,9 +67,9 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether torch chose the kernel of its call by how the operands lie: rows without gaps must stay so.
+    /// Whether torch chooses the kernel of its call by how the operands lie: rows without gaps must stay so.
     pub fn keeps_layout(&self) -> bool {
-        self.name.starts_with("attention_")
+        self.name.starts_with("attention")
     }
 
     /// The definition of a fused op for this many operands.
