@@ -77,7 +77,7 @@ def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int]
 
 
 def padding_of(want: torch.Tensor) -> tuple[list[int], list[int]] | None:
-    """How to copy into a layout with gaps: the order of dimensions in memory, and how much follows each of them
+    """How to copy into a layout with gaps: the order of dimensions in memory, and what follows each of them
     and each element. None if sizes are open, or elements lie in each other's place."""
     if not all(isinstance(n, int) for n in (*want.shape, *want.stride())) or 0 in want.shape:
         return None
