@@ -1,29 +1,32 @@
-"""Results of training passes: plans return outputs and inputs, graphs return views of them."""
+"""Results of graphs: plans return outputs and inputs, graphs return views of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 
 class Finish:
-    """The results of a graph of a training step, from inputs and outputs of its plan."""
+    """The results of a graph, from inputs and outputs of its plan."""
 
-    def __init__(self, gm: fx.GraphModule, described: dict[str, Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, described: dict[str, Any], plain: int | None) -> None:
+        """``plain`` is the planner's: so many first results of a training step are not kept for later."""
         (output,) = gm.graph.find_nodes(op="output")
         gradients = any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
         known: dict[tuple[Any, ...], int] = {}
         sources: list[int] = []
+        self._plain = plain or 0
         self._views: dict[int, tuple[tuple[Any, ...], bool]] = {}
         """Results that are seen otherwise than they are returned: how, and whether as a copy."""
         results = iter(described["results"])
         leaves = pytree.arg_tree_leaves(*output.args)
         self.returns: list[int | None] = [None] * len(leaves)
         """What a plan returns for each result: an output from zero on, an input from -1 on downwards."""
+        self._besides = {i: v for i, v in enumerate(leaves) if not isinstance(v, fx.Node) and v is not None}
+        """Results that are no values of the graph, and what they are."""
         self._same: dict[int, int] = {}
         """Results that are views like an earlier one."""
         for place, leaf in enumerate(leaves):
@@ -41,32 +44,39 @@ class Finish:
             known.setdefault((source, view), place)
             sources.append(source)
             self.returns[place] = source
-        self.plain = not self._views and not self._same
+        self._as_returned = not self._views and not self._same and not self._besides
+        self.plain = self._as_returned and self.returns == list(range(len(self.returns)))
+        """The outputs are the results."""
 
-    def arranged(self, bound: Any) -> Callable[..., Any]:
-        """A plan that returns its outputs, as one that returns results."""
-
-        def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
-            outputs = bound(lead, *inputs)
-            if outputs is None:
-                return None
-            return [None if i is None else outputs[i] if i >= 0 else inputs[~i] for i in self.returns]
-
-        return run
+    def arranged(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """What results are made of, in their order."""
+        return [None if i is None else outputs[i] if i >= 0 else inputs[~i] for i in self.returns]
 
     def places(self, output: int) -> list[int]:
         """Which results an output of the plan is."""
         return [p for p, source in enumerate(self.returns) if source == output and p not in self._views]
 
-    def __call__(self, returned: Sequence[Any]) -> Sequence[Any]:
-        """Results in the order of the graph; what is no tensor is none."""
-        if self.plain:
+    def results(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+        """Results in the order of the graph."""
+        return outputs if self.plain else self.seen(self.arranged(outputs, inputs))
+
+    def seen(self, returned: Sequence[Any]) -> Sequence[Any]:
+        """Results of what was arranged."""
+        if self._as_returned:
             return returned
         found = list(returned)
         for place, ((shape, strides, offset), copied) in self._views.items():
             tensor = found[place]
-            tensor = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+            offset += tensor.storage_offset()
+            if place < self._plain:
+                # For autograd it is a result, not a view of something that was made without it.
+                memory = tensor.untyped_storage()
+                found[place] = tensor.new_empty(0).set_(memory, offset, shape, strides)
+                continue
+            tensor = tensor.as_strided(shape, strides, offset)
             found[place] = tensor.clone() if copied else tensor
         for place, other in self._same.items():
             found[place] = found[other]
+        for place, value in self._besides.items():
+            found[place] = value
         return found

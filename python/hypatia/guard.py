@@ -95,8 +95,8 @@ class Guard:
     def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
-        if PLAN not in form.gm.meta and not self.report.no_plan:
-            self.report.no_plan = "the compiled graph was rolled back"
+        if PLAN not in form.gm.meta:
+            self.report.no_plan = self.report.no_plan or "the compiled graph was rolled back"
             self.report.kept = "eager" if form.gm is self.original else "graph"
         self.kept = form.gm
         self.forward = self._current = form.forward
@@ -147,7 +147,7 @@ class Guard:
         """Keeps the plan, or torch's ops if these are faster, and right too."""
         plan = form.forward
         with quietly(), stage(FORMS):
-            self.report.times = plan.choose(trial.inputs)
+            self.report.times = plan.choose(trial.inputs) or None
         self.report.memory = plan.bytes
         plan.settled = True
         if not plan.native:

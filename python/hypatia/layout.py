@@ -39,6 +39,19 @@ def same_strides(have: Any, want: Any) -> bool:
     )
 
 
+def same_order(have: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether the dimensions of two tensors of one shape follow each other in memory in the same order.
+
+    The same ones are repeated and adjoin; between others there may be gaps. Open sizes count as their hints.
+    """
+
+    def order(value: torch.Tensor) -> list[tuple[int, int]]:
+        dims = [(_example(value.stride(i)), i) for i in range(value.dim()) if _example(value.shape[i]) > 1]
+        return [(i, min(stride, 2)) for stride, i in sorted(dims)]
+
+    return order(have) == order(want)
+
+
 def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
     """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
     dims = range(want.dim())
@@ -61,6 +74,29 @@ def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int]
             return None, None
         expected = expected * want.shape[i]
     return None, order
+
+
+def padding_of(want: torch.Tensor) -> tuple[list[int], list[int]] | None:
+    """How to copy into a layout with gaps: the order of dimensions in memory, and what follows each of them
+    and each element. None if sizes are open, or elements lie in each other's place."""
+    if not all(isinstance(n, int) for n in (*want.shape, *want.stride())) or 0 in want.shape:
+        return None
+    order = sorted(range(want.dim()), key=lambda i: (-want.stride(i), -want.shape[i]))
+    padding: list[int] = []
+    outer = None
+    for i in order:
+        if want.shape[i] == 1:
+            padding.append(0)
+            continue
+        if outer is not None:
+            fits, rest = divmod(outer, want.stride(i)) if want.stride(i) else (0, 1)
+            if rest or fits < want.shape[i]:
+                return None
+            padding.append(fits - want.shape[i])
+        else:
+            padding.append(0)
+        outer = want.stride(i)
+    return order, [*padding, (outer or 1) - 1]
 
 
 def _example(size: int | torch.SymInt) -> int:

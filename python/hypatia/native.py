@@ -81,16 +81,13 @@ class NativeGraph:
         self.takes_all = self.inputs == list(range(self.arity))
         self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
         self.device = self.planner.device
-        self._finish = Finish(gm, described) if self.planner.saved else None
-        (output,) = gm.graph.find_nodes(op="output")
-        leaves = enumerate(pytree.arg_tree_leaves(*output.args))
-        self._besides = [(i, leaf) for i, leaf in leaves if not isinstance(leaf, fx.Node)]
-        """Results that are no values of the graph, None for example, and their places."""
+        self._finish = Finish(gm, described, self.planner.plain)
+        """Makes results of a training step."""
         self._only: Any = None
         """The plan of a training step, which has no constants and no other sizes."""
         self.keeps: dict[int, int] = {}
         """Results beside which the mask of a ReLU can be kept, and the plan's outputs that they are."""
-        if self._finish is not None:
+        if self.planner.saved:
             self.keeps = {p: o for o in described["keeps"] for p in self._finish.places(o)}
         self.masks = {self.inputs[i]: i for i in described["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
@@ -104,7 +101,10 @@ class NativeGraph:
         self._weights: list[int] = []
         self._alive: list[Any] = []
         self._memory: list[torch.Tensor] = []
-        self._bound: dict[tuple[int, ...], Any] = {}
+        self._bound: dict[tuple[int, ...], tuple[Any, Finish]] = {}
+        """Plans by sizes, with what makes results of what they return."""
+        self.refusal = ""
+        """Why the plan did not run when it was asked last, as far as that is known."""
         self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
         """The least and greatest value of sizes, where the graph holds for some only."""
         self._slower: set[tuple[int, ...]] = set()
@@ -135,11 +135,10 @@ class NativeGraph:
         """The results of the plan; none if it is not for these arguments."""
         if len(args) != self.arity:
             return None
+        inputs = args if self.takes_all else [args[i] for i in self.inputs]
         try:
             if self._only is not None and self._tf32 in (None, torch._C._get_cublas_allow_tf32()):
-                inputs = args if self.takes_all else [args[i] for i in self.inputs]
-                results = self._only(self.lead(), *inputs)
-                return None if results is None else self._finish(results)
+                return self.finished(self._only(self.lead(), *inputs))
             sizes = ()
             if self.planner.symbols:
                 sizes = self._sizes(args)
@@ -147,38 +146,37 @@ class NativeGraph:
                     return None
             if self._tf32 is not None and self._tf32 != torch._C._get_cublas_allow_tf32():
                 self.forget()
-            bound = self._bound.get(sizes)
-            known = not self.weights or [id(args[i]) for i in self.weights] == self._weights
-            if bound is not None and known and not self._finish:
-                inputs = args if self.takes_all else [args[i] for i in self.inputs]
-                results = bound(self.lead(), *inputs)
-                if results is not None or bound.current():
-                    return self.finished(results) if self._besides else results
+            known = self._bound.get(sizes)
+            alike = not self.weights or [id(args[i]) for i in self.weights] == self._weights
+            if known is not None and alike and not self.planner.saved:
+                bound, finish = known
+                outputs = bound(self.lead(), *inputs)
+                if outputs is not None:
+                    return finish.results(outputs, inputs)
+                if bound.current():
+                    return None
                 self._bound.clear()
             if sizes in self._slower or not self._within(sizes):
                 return None
             others = bool(self._bound)
-            bound = self._bind(args, sizes)
-            if bound is None:
+            known = self._bind(args, sizes)
+            if known is None:
                 return None
-            results = (self._only or bound)(self.lead(), *[args[i] for i in self.inputs])
-            if sizes and others and results is not None:
-                return self._settle_sizes(args, sizes, self.finished(results))
-            return self.finished(results)
+            bound, finish = known
+            if self._only is not None:
+                return self.finished(self._only(self.lead(), *inputs))
+            outputs = bound(self.lead(), *inputs)
+            if outputs is None:
+                self.refusal = bound.refusal(*inputs)
+                return None
+            results = finish.results(outputs, inputs)
+            return self._settle_sizes(args, sizes, results) if sizes and others else results
         except _native.HypatiaError as error:
             return self._failed(error, args)
 
     def finished(self, returned: Any) -> Any:
-        """The results of the graph, of what a plan returned."""
-        if returned is None:
-            return None
-        if self._finish is not None:
-            return self._finish(returned)
-        if self._besides:
-            returned = list(returned)
-            for i, leaf in self._besides:
-                returned.insert(i, leaf)
-        return returned
+        """The results of a training step, of what its plan returned."""
+        return None if returned is None else self._finish.seen(returned)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[int, ...] | None:
         """The values of the symbols; none if the arguments are of another form."""
@@ -233,35 +231,37 @@ class NativeGraph:
         return results
 
     @stage(BINDING)
-    def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> _native.BoundPlan | None:
+    def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> tuple[Any, Finish] | None:
         """The plan bound to the weights as they are now; none if changes could go unnoticed."""
         weights = [args[i] for i in self.weights]
         attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
         if not are_steady((*weights, *attributes)):
+            self.refusal = "changes of its weights could go unnoticed"
             return None
         ids = [id(w) for w in weights]
-        if ids != self._weights or not all(b.current() for b in self._bound.values()):
+        if ids != self._weights or not all(b.current() for b, _ in self._bound.values()):
             # Nothing of other weights is shared, even if these lie where those lay.
             self._bound.clear()
         try:
-            bound = self._newly_bound(args, sizes, weights, attributes)
+            known = self._newly_bound(args, sizes, weights, attributes)
         except _native.HypatiaError as e:
             log.info("the native plan is not used: %s", e)
+            self.refusal = str(e)
             self.native = False
             return None
-        if bound is None:
+        if known is None:
             return None
         while len(self._bound) >= KEPT:
             self._bound.pop(next(iter(self._bound)))
-        self._bound[sizes] = bound
-        if self._finish is not None:
-            self._only = bound if self.device.type == "cuda" else self._finish.arranged(bound)
+        self._bound[sizes] = known
+        if self.planner.saved:
+            self._only = known[0] if self.device.type == "cuda" else _arranging(*known)
         # The plan knows whether the objects with these numbers are still the same. Their memory is kept until
         # they are gone or others are in their place: so long no other memory can lie at the same address.
         self._weights = ids
         self._memory = [w.detach() for w in (*weights, *attributes)]
         self._alive = watch(self, (*weights, *attributes))
-        return bound
+        return known
 
     def _newly_bound(
         self,
@@ -269,7 +269,7 @@ class NativeGraph:
         sizes: tuple[int, ...],
         weights: list[torch.Tensor],
         attributes: list[torch.Tensor],
-    ) -> Any:
+    ) -> tuple[Any, Finish] | None:
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
         described = self._describe(plan)
@@ -277,14 +277,14 @@ class NativeGraph:
         with torch.inference_mode(False), torch.no_grad():
             constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
-                # The model was converted since it was compiled.
+                self.refusal = "the model was converted since it was compiled"
                 return None
             _open_tuning(cache.tuning_folder())
             made = self.planner.calls(described["calls"])
             bound = self._bound_plan(plan, constants, [*weights, *attributes], made, self.planner.most)
             if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
                 bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
-        return bound
+        return bound, Finish(self.gm, described, self.planner.plain)
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Any:
         """Another plan of the graph, without constants; so many last outputs follow the results."""
@@ -303,11 +303,11 @@ class NativeGraph:
     ) -> Any:
         libtorch = str(calls.LIBTORCH)
         room = None if most is None else max(0, most - folded_bytes(self.gm))
-        like = next(reversed(self._bound.values()), None)
+        like, _ = next(reversed(self._bound.values()), (None, None))
         if self.device.type == "cuda":
             self._tf32 = torch._C._get_cublas_allow_tf32()
             returns = None
-            if self._finish is not None:
+            if self.planner.saved:
                 outputs = plan.outputs()
                 returns = [*self._finish.returns, *range(outputs - more, outputs)]
             return _native.BoundCudaPlan(
@@ -345,30 +345,37 @@ class NativeGraph:
     @property
     def bytes(self) -> tuple[int, int]:
         """Bytes of values in between and of packed weights, over all sizes that are kept."""
-        both = [b.bytes() for b in self._bound.values()]
+        both = [bound.bytes() for bound, _ in self._bound.values()]
         return max((a for a, _ in both), default=0), max((p for _, p in both), default=0)
 
     @property
     def kinds(self) -> list[str]:
         """How each linear layer is computed."""
-        return next(iter(self._bound.values())).kinds() if self._bound else []
+        return next(iter(self._bound.values()))[0].kinds() if self._bound else []
 
     def choose(
         self, args: Sequence[Any], eager: Callable[[], Any] | None = None, seconds: float = 0.05
     ) -> dict[str, float]:
-        """Times the plan, the graph and what eager does in turn, keeps the fastest; seconds of each."""
-        # Packing weights is not part of a call.
+        """Times the plan, the graph and what eager does in turn, keeps the fastest; seconds of each.
+
+        A plan that does not run on these arguments is not kept, and has no time.
+        """
+        forms: dict[str, Callable[[], Any]] = {}
+        other = None
         self.native = True
-        self(list(args))
-        forms: dict[str, Callable[[], Any]] = {
-            "plan": lambda: self(list(args)),
-        }
-        other = self._plainer(args)
+        # Packing weights is not part of a call.
+        if self._runs(args):
+            forms["plan"] = lambda: self(list(args))
+            other = self._plainer(args)
         if other is not None:
             forms["plainer plan"] = lambda: other(list(args))
         if eager is not None:
             forms["eager"] = eager
         forms["graph"] = lambda: self.graph(list(args))
+        if "plan" not in forms:
+            log.info("the native plan does not run: %s", self.refusal or "it is not for these arguments")
+            self.native = False
+            return self._timed(forms, seconds) if eager is not None else {}
         # Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages. But
         # much memory for copies of weights has to pay.
         limit = CLOSE if self.bytes[1] < COPIES else 1 / CLOSE
@@ -390,6 +397,10 @@ class NativeGraph:
         self.native = best["plan"] <= limit * min(others, default=math.inf)
         return best
 
+    def _runs(self, args: Sequence[Any]) -> bool:
+        results = self.run(args)
+        return results is not None and self.native
+
     def _timed(self, forms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
         return in_turns(forms, seconds, gpu=self.device.type == "cuda")
 
@@ -403,6 +414,16 @@ class NativeGraph:
         other(list(args))
         other._alive = []
         return other if other._bound else None
+
+
+def _arranging(bound: Any, finish: Finish) -> Callable[..., Any]:
+    """A plan that returns its outputs, as one that returns what results are made of."""
+
+    def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
+        outputs = bound(lead, *inputs)
+        return None if outputs is None else finish.arranged(outputs, inputs)
+
+    return run
 
 
 @functools.cache

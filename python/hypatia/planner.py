@@ -10,10 +10,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from . import _native, calls
+from . import _native, calls, lying
 from .capture import Captured, by_schema, resolve, value_of
 from .kernels import FusedCall
-from .layout import storage_of
 from .options import Options
 
 KERNEL = "native plan"
@@ -46,8 +45,9 @@ class Planner:
         # In training a ReLU is on or off by the last digit, and gradients show that.
         self.split = options.fp32_products == "auto" and not saved
         self.saved = saved
-        """Results are kept for a backward pass: they may be inputs and views, and share memory."""
-        self._layouts = _layouts(captured, plain) if plain is not None else {}
+        """It is a pass of a training step."""
+        self.plain = plain
+        """So many first results of a training step are not kept for later."""
         self.optimization = optimization
         self.captured = captured
         self.hints = captured.hints
@@ -59,7 +59,8 @@ class Planner:
     def _plan(
         self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
     ) -> _native.NativePlan:
-        wish = {"sizes": sizes, "saved": self.saved, "layouts": self._layouts}
+        layouts = lying.layouts(self.captured, self.plain, sizes)
+        wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts}
         return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
 
     def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
@@ -104,11 +105,8 @@ def attach(
         return "no native plan: a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
     results = [n for n in pytree.arg_tree_leaves(*output.args) if isinstance(n, fx.Node)]
-    checked = results[:plain]
-    if not all(_is_dense(value_of(n)) for n in checked):
-        return "no native plan: a result is not dense in eager"
-    if len({storage_of(n) for n in checked}) != len(checked):
-        return "no native plan: results share memory"
+    if not all(lying.is_plain(value_of(n)) for n in results[:plain]):
+        return "no native plan: a result is no plain tensor"
     try:
         planner = Planner(gm, optimization, captured, options, plain)
         described = json.loads(planner.at(captured.hints).describe())
@@ -119,52 +117,12 @@ def attach(
     given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
     if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
         return "no native plan: a tensor that is part of the graph"
-    for call in described["calls"]:
-        if call["origin"] is not None and plain is None:
-            reads = [value_of(n) for n in captured.nodes[call["origin"]].all_input_nodes]
-            if not all(_is_dense(v) for v in reads if isinstance(v, torch.Tensor)):
-                return "no native plan: a call that only torch knows reads a tensor with gaps"
-    for result in described["results"][:plain] if plain is not None else ():
-        if result["given"] or result["offset"] or not _follows(result["shape"], result["strides"]):
-            return "no native plan: a result is a view"
+    if plain is not None and any(result["given"] for result in described["results"][:plain]):
+        return "no native plan: a result is a view of an input, of which autograd has to know"
     if len(described["calls"]) == len(described["steps"]):
         return "no native plan: no step has a kernel"
     gm.meta[PLAN] = planner
     return ""
-
-
-def _follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie one after the other."""
-    step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != step:
-            return False
-        step *= size
-    return True
-
-
-def _layouts(captured: Captured, plain: int) -> dict[str, Any]:
-    """Strides of tensors that do not lie one element after the other, by node: what it is, what it reads.
-
-    And those of results that a forward pass keeps: the backward pass has views of them.
-    """
-
-    def strides(value: Any) -> list[int] | None:
-        return list(value.stride()) if isinstance(value, torch.Tensor) and not _is_dense(value) else None
-
-    found: dict[str, Any] = {"results": {}, "reads": {}, "outputs": []}
-    if plain > 0:
-        kept = [value_of(n) for n in captured.results[plain:]]
-        found["outputs"] = [None] * plain + [list(v.stride()) for v in kept]
-    for node in captured.nodes:
-        value = value_of(node)
-        items = value if isinstance(value, (list, tuple)) else [value]
-        results = [strides(v) for v in items]
-        reads = [strides(value_of(n)) for n in node.all_input_nodes]
-        for part, listed in (("results", results), ("reads", reads)):
-            if any(s is not None for s in listed):
-                found[part][node.name] = listed
-    return found
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
@@ -195,7 +153,3 @@ def _given(arg: Any, operands: Sequence[Any]) -> Any:
     if kind == "list":
         return [_given(a, operands) for a in value]
     return value
-
-
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous()

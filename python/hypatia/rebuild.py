@@ -27,8 +27,9 @@ from .capture import Captured, by_schema, resolve, target_name, terms, value_of
 from .errors import UnsupportedError
 from .fakes import Fakes, fakes_of, makes_new_memory, makes_views
 from .folding import FoldedWeights
-from .layout import check_same_type, layout_of, same_strides, storage_of
+from .layout import check_same_type
 from .planner import VALUES
+from .relaying import Aliases, like_eager, rows_like_eager
 
 
 def rebuild(
@@ -91,9 +92,9 @@ class _Rebuilder:
         for number, item in enumerate(nodes):
             if number not in folded:
                 self.env[number] = self._node(item, self.env)
-        results = iter([self.env[n] for n in emission["outputs"]])
-        finished = _Aliases(self)
-        output = fx.node.map_arg(self.captured.output.args, lambda old: finished.result(old, next(results)))
+        found = [self.env[n] for n in emission["outputs"]]
+        results = iter(Aliases(self, list(zip(self.captured.results, found, strict=True))).results())
+        output = fx.node.map_arg(self.captured.output.args, lambda _: next(results))
         out = self.graph.output(output[0])
         out.meta = dict(self.captured.output.meta)
         self._changes_last(out)
@@ -136,7 +137,7 @@ class _Rebuilder:
         """A call as it was, on inputs that lie in memory as eager's do: calls that the op table
         does not know may read memory in its order."""
         reads = old.all_input_nodes
-        alike = [self._like_eager(new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
+        alike = [like_eager(self, new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
         return self._copied(old, dict(zip(reads, alike, strict=True)))
 
     def _note_symbols(self, node: fx.Node) -> None:
@@ -159,9 +160,11 @@ class _Rebuilder:
     def _call(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
         target = resolve(item["target"])
         values = [self._argument(a, env) for a in item["args"]]
+        same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
+        if item["keeps_layout"]:
+            values = rows_like_eager(self, target, values, old if same else None)
         args, kwargs = by_schema(target, values)
         node = self.graph.call_function(target, args, kwargs)
-        same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
         name = old.name if same else item["op"].replace("-", "_")
         return self._finish(node, old, name)
 
@@ -205,33 +208,15 @@ class _Rebuilder:
                 return function(*args, **kwargs)
             return _faked(fakes_of(self.fake_mode), function, args, kwargs)
 
-    def _like_eager(self, node: fx.Node, want: Any) -> fx.Node:
-        """The node, or a copy of it with the strides that eager's value has."""
-        have = value_of(node)
-        if not isinstance(want, torch.Tensor) or same_strides(have, want):
-            return node
-        memory_format, order = layout_of(want)
-        if memory_format is not None:
-            return self._helper(torch.ops.aten.clone.default, (node,), {"memory_format": memory_format})
-        if order is None:
-            raise UnsupportedError(
-                f"{node.name} would have strides {have.stride()} instead of {want.stride()}"
-            )
-        inverse = [order.index(i) for i in range(len(order))]
-        dense = self._helper(torch.ops.aten.permute.default, (node, order), {})
-        dense = self._helper(
-            torch.ops.aten.clone.default, (dense,), {"memory_format": torch.contiguous_format}
-        )
-        return self._helper(torch.ops.aten.permute.default, (dense, inverse), {})
-
-    def copy(self, node: fx.Node) -> fx.Node:
-        """A copy in memory of its own, with the same strides."""
-        return self._helper(torch.ops.aten.clone.default, (node,), {})
-
-    def _helper(self, target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def helper(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node that no captured one stands for."""
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self._run_fake(node)
         return node
+
+    def size(self, value: int | torch.SymInt) -> fx.Node | int:
+        """A size as an argument."""
+        return value if isinstance(value, int) else self._symbolic(terms(value.node.expr))
 
     def _argument(self, arg: Any, env: dict[int, fx.Node]) -> Any:
         if isinstance(arg, dict) and "node" in arg:
@@ -327,35 +312,6 @@ def _faked(fakes: Fakes, function: Any, args: Any, kwargs: Any) -> Any:
     ):
         return fakes.call(function, function, args, kwargs)
     return function(*args, **kwargs)
-
-
-class _Aliases:
-    """Keeps the sharing of memory among results and inputs as it is in eager."""
-
-    def __init__(self, rebuilder: _Rebuilder) -> None:
-        self.rebuilder = rebuilder
-        self.inputs = {storage_of(n) for n in rebuilder.old if n.op in ("placeholder", "get_attr")} - {None}
-        self.seen: dict[Any, Any] = {}
-
-    def result(self, old: fx.Node, new: fx.Node) -> fx.Node:
-        """The node to return for a result."""
-        new = self.rebuilder._like_eager(new, value_of(old))
-        theirs, ours = storage_of(old), storage_of(new)
-        if ours is None:
-            return new
-        shared_before = theirs in self.inputs
-        shares_now = ours in self.inputs or new.meta.get("folded", False) or ours in self._folded()
-        if shared_before and ours != theirs:
-            raise UnsupportedError(f"{old.name} would no longer share memory with an input")
-        strangers = self.seen.setdefault(ours, theirs) != theirs
-        if not shared_before and (shares_now or strangers):
-            new = self.rebuilder._like_eager(self.rebuilder.copy(new), value_of(old))
-            self.seen.setdefault(storage_of(new), theirs)
-        return new
-
-    def _folded(self) -> set[Any]:
-        nodes = self.rebuilder.graph.nodes
-        return {storage_of(n) for n in nodes if n.meta.get("folded")} - {None}
 
 
 def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import _native
+from .layout import same_strides
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,14 @@ class Recorded:
         self.index = index
         self._lock = threading.Lock()
         self._stream = torch._C._cuda_getCurrentRawStream(index)
-        self._inputs = [t.clone() for t in inputs]
+        self._inputs = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in inputs
+        ]
 
         def run() -> tuple[torch.Tensor, ...]:
             results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
             if results is None:
-                raise RuntimeError("the plan does not run on these inputs")
+                raise RuntimeError(f"the plan does not run: {bound.refusal(*self._inputs)}")
             return results
 
         self._graph = CudaGraph(index, run, warm=run)
@@ -91,6 +94,8 @@ class Recorded:
         for kept, given in zip(self._inputs, inputs, strict=True):
             if (kept.shape, kept.dtype, kept.device) != (given.shape, given.dtype, given.device):
                 return None
+            if kept.stride() != given.stride() and not same_strides(given, kept):
+                return None
         with self._lock, torch.no_grad():
             for kept, given in zip(self._inputs, inputs, strict=True):
                 kept.copy_(given)
@@ -100,6 +105,10 @@ class Recorded:
     def current(self) -> bool:
         """Whether the weights are as they were."""
         return self.bound.current()
+
+    def refusal(self, *inputs: torch.Tensor) -> str:
+        """Why the plan does not run on these inputs."""
+        return self.bound.refusal(*inputs)
 
     def bytes(self) -> tuple[int, int]:
         """Bytes of the values in between, and of packed weights."""

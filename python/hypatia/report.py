@@ -86,7 +86,7 @@ class GraphReport:
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
         """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
-        self.kept = "plan"
+        self.kept = "plan" if planner.PLAN in after.owning_module.meta else "graph"
         """Which of these forms runs."""
         self.folded = folded
         """Bytes of folded and merged weights."""

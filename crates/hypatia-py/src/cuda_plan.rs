@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::plan::{Expected, NativePlan, call, dispatched, given};
+use crate::plan::{Expected, NativePlan, call, dispatched, given, unfit};
 use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
 use crate::weights::Watched;
@@ -154,6 +154,23 @@ impl BoundCudaPlan {
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         caught(|| self.run(py, stream, inputs))
+    }
+
+    /// Why a call returns none on these inputs.
+    #[pyo3(signature = (*inputs))]
+    fn refusal(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
+        if !self.current(py)? {
+            return Ok("a weight changed".into());
+        }
+        if let Some(unfit) = unfit(inputs, &self.inputs, self.exchange, Some(self.gpu))? {
+            return Ok(unfit);
+        }
+        let given = given(inputs, &self.inputs, self.exchange, Some(self.gpu))?;
+        let odd = given.iter().flatten().position(|m| m.0 as usize % 16 != 0);
+        Ok(odd.map_or_else(
+            || "there is not enough memory".into(),
+            |at| format!("the address of input {at} is no multiple of 16"),
+        ))
     }
 
     /// Bytes of the values in between, and of split weights.

@@ -122,7 +122,11 @@ impl Expected {
     }
 
     fn text(&self) -> String {
-        format!("{}{:?}", self.dtype.torch_name(), self.shape)
+        let strides = self
+            .strides
+            .as_ref()
+            .map_or_else(String::new, |s| format!(" with strides {s:?}"));
+        format!("{}{:?}{strides}", self.dtype.torch_name(), self.shape)
     }
 }
 
@@ -258,6 +262,32 @@ pub fn given(
     Ok(Some(given))
 }
 
+/// What is wrong with inputs for which there are no addresses.
+pub fn unfit(
+    inputs: &Bound<'_, PyTuple>,
+    expected: &[Expected],
+    exchange: Exchange,
+    gpu: Option<u32>,
+) -> PyResult<Option<String>> {
+    if inputs.len() != expected.len() {
+        return Ok(Some(format!(
+            "it takes {} inputs, not {}",
+            expected.len(),
+            inputs.len()
+        )));
+    }
+    for (at, (object, one)) in inputs.iter().zip(expected).enumerate() {
+        let alone = PyTuple::new(inputs.py(), [object])?;
+        if given(&alone, std::slice::from_ref(one), exchange, gpu)?.is_none() {
+            return Ok(Some(format!(
+                "input {at} is not {} as the plan was made for",
+                one.text()
+            )));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether a tensor is a lazy negation: its memory has the other sign.
 fn is_negated(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()
@@ -298,6 +328,16 @@ impl BoundPlan {
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         caught(|| self.run(py, threads, inputs))
+    }
+
+    /// Why a call returns none on these inputs.
+    #[pyo3(signature = (*inputs))]
+    fn refusal(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
+        if !self.current(py)? {
+            return Ok("a weight changed".into());
+        }
+        let unfit = unfit(inputs, &self.inputs, self.exchange, None)?;
+        Ok(unfit.unwrap_or_else(|| "it is not known why".into()))
     }
 
     /// How each linear layer is computed, in the order of the steps.

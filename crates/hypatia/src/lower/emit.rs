@@ -46,6 +46,8 @@ pub struct Emitted {
     pub origin: Option<u32>,
     /// Made of frozen weights only: computed once, and again when they change.
     pub folded: bool,
+    /// Torch chose its kernel by how the operands lie.
+    pub keeps_layout: bool,
     /// What a fused op computes, over its arguments.
     pub body: Option<Emission>,
 }
@@ -177,6 +179,7 @@ impl Emitter<'_> {
             args: vec![],
             origin: self.program.origin.get(&id).copied(),
             folded: !matches!(node.op, Op::Input(_)) && (self.weight)(id),
+            keeps_layout: false,
             body: None,
         };
         match &node.op {
@@ -189,6 +192,7 @@ impl Emitter<'_> {
             Op::Row(op) => {
                 let row = table().row(*op);
                 emitted.op = row.name;
+                emitted.keeps_layout = row.keeps_layout();
                 if matches!(row.meaning, Meaning::Defined(_)) {
                     emitted.kind = Kind::Fused;
                     let tensors = node.children.iter().filter(|c| !self.is_attr(**c));

@@ -24,7 +24,7 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::ir::node::Op;
 use crate::ir::program::Program;
-use crate::ops::table;
+use crate::ops::{Row, table};
 use crate::optimize::Optimized;
 use crate::runtime::plan::{Machine, Operand, Plan, Value, ValueId};
 use crate::ty::{DType, Device, Ty};
@@ -33,7 +33,7 @@ use gradients::Gate;
 use inline::Inlined;
 pub use layouts::Layouts;
 use products::Tail;
-pub use results::Returned;
+pub use results::{Owner, Returned, Wanted};
 
 /// A plan, and what its inputs and constants are in the program that it came from.
 #[derive(Debug)]
@@ -60,9 +60,9 @@ pub struct Lowered {
 pub struct Wish {
     /// Values of symbols.
     pub sizes: BTreeMap<String, i64>,
-    /// Results are kept for a backward pass: they may be inputs and views, and share memory.
+    /// It is a pass of a training step.
     pub saved: bool,
-    /// How tensors lie in eager, for results that are kept.
+    /// How tensors lie in eager.
     pub layouts: Layouts,
     /// Outputs whose masks are outputs, too, after all others; see [`Lowered::keeps`].
     pub keep: Vec<usize>,
@@ -220,24 +220,7 @@ impl<'a> Lowering<'a> {
                 self.step(*id)?;
             }
         }
-        let mut results = vec![];
-        for (place, id) in self
-            .program
-            .node(self.program.root)
-            .children
-            .clone()
-            .into_iter()
-            .enumerate()
-        {
-            if wish.saved {
-                results.push(self.returned(id, place)?);
-                continue;
-            }
-            let value = self.result(id)?;
-            self.plan.outputs.push(value);
-            let whole = Operand::dense(value, &self.shape(id)?.0);
-            results.push(self.seen(&whole, false, self.plan.outputs.len() - 1));
-        }
+        let results = self.results()?;
         self.merge_sums();
         let (keeps, masks) = (self.keeps(), self.masks());
         wish.keep.iter().try_for_each(|at| self.keep(*at))?;
@@ -257,11 +240,15 @@ impl<'a> Lowering<'a> {
         matches!(self.program.node(id).op, Op::Attr(_))
     }
 
-    fn name(&self, id: Id) -> &'static str {
+    fn row(&self, id: Id) -> Option<&'static Row> {
         match &self.program.node(id).op {
-            Op::Row(op) => table().row(*op).name,
-            _ => "",
+            Op::Row(op) => Some(table().row(*op)),
+            _ => None,
         }
+    }
+
+    fn name(&self, id: Id) -> &'static str {
+        self.row(id).map_or("", |row| row.name)
     }
 
     fn shape(&self, id: Id) -> Result<(Vec<usize>, DType)> {

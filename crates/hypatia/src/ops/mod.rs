@@ -67,6 +67,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether torch chooses the kernel of its call by how the operands lie: rows without gaps must stay so.
+    pub fn keeps_layout(&self) -> bool {
+        self.name.starts_with("attention")
+    }
+
     /// The definition of a fused op for this many operands.
     pub fn definition(&self, operands: usize) -> Option<Sexp> {
         match &self.meaning {

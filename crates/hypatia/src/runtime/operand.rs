@@ -51,6 +51,19 @@ impl Operand {
         true
     }
 
+    /// Whether these strides lead to the same elements.
+    pub fn lies_as(&self, strides: &[isize]) -> bool {
+        let mut steps = self.shape.iter().zip(self.strides.iter().zip(strides));
+        let alike = steps.all(|(size, (a, b))| *size <= 1 || a == b);
+        strides.len() == self.shape.len() && (alike || self.shape.contains(&0))
+    }
+
+    /// Whether the elements of the last dimension follow each other.
+    pub fn has_dense_rows(&self) -> bool {
+        let last = self.shape.last().zip(self.strides.last());
+        last.is_none_or(|(size, stride)| *size <= 1 || *stride == 1)
+    }
+
     /// Strides of another shape of as many dimensions, without gaps and in the order in which its own lie in memory.
     pub fn strides_like(&self, shape: &[usize]) -> Vec<isize> {
         let order = self.memory_order();

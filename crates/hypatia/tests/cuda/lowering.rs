@@ -2,7 +2,7 @@
 
 use hypatia::ir::program::Program;
 use hypatia::ir::text::{Weights, parse};
-use hypatia::lower::plan::{Lowered, Wish, lower};
+use hypatia::lower::plan::{Lowered, Wanted, Wish, lower};
 use hypatia::runtime::plan::Task;
 use hypatia::ty::{Device, Ty};
 use hypatia::{Options, optimize};
@@ -123,7 +123,10 @@ fn what_is_kept_lies_as_the_backward_pass_expects() {
     let text = "(tuple (exp (permute x:bf16[2,5,4,8] [0,2,1,3])))";
     let returned = |wish: &Wish| lowered_as(text, wish).results[0].strides.clone();
     assert_eq!(returned(&wish), [160, 40, 8, 1]);
-    wish.layouts.outputs = vec![Some(vec![160, 8, 32, 1])];
+    wish.layouts.outputs = vec![Wanted {
+        strides: Some(vec![160, 8, 32, 1]),
+        ..Wanted::default()
+    }];
     assert_eq!(returned(&wish), [160, 8, 32, 1]);
 }
 

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::ir::captured::CapturedArg;
 use crate::ir::node::Op;
 use crate::lower::emit::emit_node;
+use crate::ops::Row;
 use crate::runtime::plan::{Machine, Operand, Task, TorchStep};
 use crate::ty::Ty;
 
@@ -61,13 +62,11 @@ impl Lowering<'_> {
                 Ty::Tensor(_) => {
                     let mut operand = self.operand(*child)?;
                     // Calls that the table does not know may depend on how their operands lie in memory.
-                    match opaque {
-                        Some(o) if self.wish.saved => {
-                            let wanted = self.wish.layouts.read(&o.name, operands.len());
-                            operand = self.as_wanted(*child, operand, wanted)?;
-                        }
-                        Some(_) if !operand.is_dense() => operand = self.dense(*child)?,
-                        _ => {}
+                    if let Some(o) = opaque {
+                        let wanted = self.wish.layouts.read(&o.name, operands.len());
+                        operand = self.as_wanted(*child, operand, wanted)?;
+                    } else if self.row(id).is_some_and(Row::keeps_layout) && !operand.has_dense_rows() {
+                        operand = self.dense(*child)?;
                     }
                     reads.push(operand);
                     CallOperand::Tensor(reads.len() - 1)

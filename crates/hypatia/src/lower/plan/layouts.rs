@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use egg::Id;
 use serde::Deserialize;
 
+use super::results::Wanted;
 use super::{Lowering, no_plan};
 use crate::error::Result;
-use crate::runtime::plan::{Operand, Value, ValueId};
+use crate::runtime::plan::{Operand, Task, Value, ValueId};
 use crate::ty::DType;
 
 /// Strides in eager, by names of captured nodes; none for tensors without gaps in the usual order.
@@ -19,8 +20,8 @@ pub struct Layouts {
     pub results: BTreeMap<String, Vec<Option<Vec<isize>>>>,
     /// Of what calls read that only torch knows.
     pub reads: BTreeMap<String, Vec<Option<Vec<isize>>>>,
-    /// Of the program's results, where it matters: what a backward pass is given must lie as its graph was made for.
-    pub outputs: Vec<Option<Vec<isize>>>,
+    /// How the program's results lie; those that are not listed have memory of their own and no gaps.
+    pub outputs: Vec<Wanted>,
 }
 
 impl Layouts {
@@ -42,7 +43,7 @@ impl Layouts {
 impl Lowering<'_> {
     /// A new value that torch sees with these strides, and where its elements are.
     pub(super) fn laid(&mut self, shape: &[usize], dtype: DType, strides: Option<&[isize]>) -> Result<Operand> {
-        let Some(strides) = strides.filter(|s| !alike(shape, s, &Operand::dense(0, shape).strides)) else {
+        let Some(strides) = strides.filter(|s| !Operand::dense(0, shape).lies_as(s)) else {
             let value = self.push_value(shape.to_vec(), dtype);
             return Ok(Operand::dense(value, shape));
         };
@@ -83,25 +84,60 @@ impl Lowering<'_> {
     pub(super) fn as_wanted(&mut self, id: Id, operand: Operand, wanted: Option<&[isize]>) -> Result<Operand> {
         let dense = Operand::dense(0, &operand.shape).strides;
         let wanted = wanted.unwrap_or(&dense);
-        if alike(&operand.shape, &operand.strides, wanted) {
+        if operand.lies_as(wanted) {
             return Ok(operand);
         }
         let key = (id, wanted.to_vec());
         if let Some(known) = self.copies.get(&key) {
             return Ok(known.clone());
         }
-        let order = order(&operand.shape, wanted).ok_or_else(|| no_plan("a tensor with gaps is wanted"))?;
-        let lying = operand.permuted(&order);
-        let copy = self.copied(id, &lying)?;
-        let copy = Operand::dense(copy, &lying.shape).permuted(&inverse(&order));
+        let copy = self.written(id, &operand, wanted)?;
         self.copies.insert(key, copy.clone());
         Ok(copy)
     }
-}
 
-/// Whether strides lead to the same elements.
-fn alike(shape: &[usize], a: &[isize], b: &[isize]) -> bool {
-    a.len() == b.len() && shape.iter().zip(a.iter().zip(b)).all(|(n, (a, b))| *n <= 1 || a == b)
+    /// A copy of an operand with these strides.
+    pub(super) fn written(&mut self, id: Id, operand: &Operand, strides: &[isize]) -> Result<Operand> {
+        // What is seen several times is written once.
+        let mut once = operand.clone();
+        for (size, _) in once.shape.iter_mut().zip(strides).filter(|(_, stride)| **stride == 0) {
+            *size = (*size).min(1);
+        }
+        let value = match order(&once.shape, strides) {
+            Some(order) => self.copied(id, &once.permuted(&order))?,
+            None => self.spread(id, &once, strides)?,
+        };
+        Ok(Operand {
+            value,
+            offset: 0,
+            shape: operand.shape.clone(),
+            strides: strides.to_vec(),
+        })
+    }
+
+    /// A copy with gaps; its value.
+    fn spread(&mut self, id: Id, operand: &Operand, strides: &[isize]) -> Result<ValueId> {
+        let mut dims: Vec<usize> = (0..strides.len()).filter(|d| operand.shape[*d] > 1).collect();
+        dims.sort_by_key(|d| strides[*d]);
+        let mut end = 1;
+        for d in dims {
+            if strides[d] < end {
+                return Err(no_plan("a tensor whose elements lie in each other's place"));
+            }
+            end += strides[d] * (operand.shape[d] as isize - 1);
+        }
+        let copy = self.copied(id, operand)?;
+        self.plan.values[copy].shape = vec![end as usize];
+        if let Some(Task::Region(step)) = self.plan.steps.last_mut() {
+            step.slices = vec![Operand {
+                value: copy,
+                offset: 0,
+                shape: operand.shape.clone(),
+                strides: strides.to_vec(),
+            }];
+        }
+        Ok(copy)
+    }
 }
 
 /// The dimensions as they lie in memory, the outermost first, if there are no gaps.

@@ -64,11 +64,18 @@ impl Lowering<'_> {
         (last && length > 0).then_some(start..start + length)
     }
 
-    /// Whether a node is a result, in this or another shape.
+    /// Whether a node is a result, in this or another shape, that has memory of its own in eager.
     fn is_returned(&self, id: Id) -> bool {
         self.users_of(id).into_iter().any(|user| {
             let same = matches!(self.name(user), "reshape" | "contiguous" | "detach" | "alias");
-            user == self.program.root || same && self.is_returned(user)
+            user == self.program.root && self.is_whole(id) || same && self.is_returned(user)
         })
+    }
+
+    fn is_whole(&self, id: Id) -> bool {
+        let results = self.program.node(self.program.root).children.iter().enumerate();
+        results
+            .filter(|(_, result)| **result == id)
+            .all(|(place, _)| self.wanted(place).whole)
     }
 }
