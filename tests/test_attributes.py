@@ -103,3 +103,22 @@ def test_a_model_that_changes_at_every_call_is_left_alone() -> None:
         torch.testing.assert_close(compiled(x), model(x))
     assert compiled._last is entry
     assert entry._run is model
+
+
+def test_a_forward_that_asks_for_exact_types_runs_as_it_is() -> None:
+    """While a model is traced its modules are of classes that note what is read."""
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if type(self.layer) is nn.Linear else x
+
+    model = Asking()
+    compiled = hypatia.compile(model)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from .api import Optimized, optimized
 from .guard import effects_of
 from .locks import COMPILING
-from .native import NativeGraph
+from .native import NativeGraph, distance
 from .options import Options
 from .planner import CLOSE
 from .report import GraphReport
@@ -245,6 +245,22 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def _computes_the_same(
+    captured: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
+    random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
+    results = []
+    with torch.no_grad():
+        for call in (captured, model):
+            results.append(pytree.tree_leaves(call(*args, **kwargs)))
+            random.restore()
+        return len(results[0]) == len(results[1]) and all(
+            distance(a, b) <= 1 if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+            for a, b in zip(*results, strict=True)
+        )
+
+
 class _Entry:
     """The model compiled for one kind of inputs."""
 
@@ -291,6 +307,11 @@ class _Entry:
         if changed and signature.shared:
             log.info("the model runs as it is: it changes inputs, and some share memory")
             return
+        timed = not changed and not effects_of(found.original)
+        checked = Options.parse(options).checksum_mode != "off"
+        if checked and timed and not _computes_the_same(found.original, model, args, kwargs):
+            log.warning("the model runs as it is: what was captured of it computes something else")
+            return
         self.report = found.report
         if found.graph is None and not found.report.no_plan:
             found.report.kept = "graph"
@@ -300,7 +321,6 @@ class _Entry:
         self._spec = gm.graph._codegen.pytree_info.out_spec
         if dynamic is not None:
             self.open = found.ranges
-        timed = not changed and not effects_of(gm)
         if found.graph is not None:
             self._plan(found, found.graph, model, args, timed=timed)
         elif timed:
