@@ -16,11 +16,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="how long, if no count is given")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds that a case may take")
-    parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of these seeds did")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of computing that a case may take")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what an earlier run of these seeds did"
+    )
     parser.add_argument("--folder", type=Path, help="where failing cases are written")
-    parser.add_argument("--show", type=int, metavar="SEED", help="print the case of a seed, and what it shows")
-    parser.add_argument("--keep", type=int, metavar="SEED", help="make the case of a seed small and keep it as a test")
+    parser.add_argument(
+        "--show", type=int, metavar="SEED", help="print the case of a seed, and what it shows"
+    )
+    parser.add_argument(
+        "--keep", type=int, metavar="SEED", help="make the case of a seed small and keep it as a test"
+    )
     asked = parser.parse_args()
     if asked.show is not None or asked.keep is not None:
         return _single(asked)
@@ -32,12 +38,17 @@ def main() -> int:
     if asked.count is None and seconds is None:
         seconds = 180.0
     folder = asked.folder or OUT / "fuzz"
-    settings = Settings(first, asked.count, seconds, asked.jobs, asked.device, asked.limit, folder, asked.resume)
+    settings = Settings(
+        first, asked.count, seconds, asked.jobs, asked.device, asked.limit, folder, asked.resume
+    )
     print(f"seeds from {first} on, {asked.jobs} processes, {asked.device}", file=sys.stderr)
     result = Runner(settings).run()
     kinds = ", ".join(f"{count} {kind}" for kind, count in result["kinds"].items() if count)
     low, high = result["seeds"]
-    print(f"{result['cases']} cases (seeds {low} to {high}), {result['calls']} calls in {result['seconds']} s: {kinds}")
+    print(
+        f"{result['cases']} cases (seeds {low} to {high}), {result['calls']} calls "
+        f"in {result['seconds']} s: {kinds}"
+    )
     for line in result["found"]:
         print(f"  seed {line['seed']}: {line['kind']}: {line['message'][:200]}")
         if "file" in line:
@@ -52,11 +63,11 @@ def _single(asked: argparse.Namespace) -> int:
     from .check import run_case
     from .generate import case_of
     from .keep import FOLDER
-    from .worker import examine
+    from .worker import reduced
 
     if asked.keep is not None:
-        line = examine(asked.keep, asked.device, asked.folder or FOLDER)
-        print(line.get("snippet", line["kind"]))
+        line = reduced(asked.keep, asked.device, asked.folder or FOLDER)
+        print(line.get("snippet", "nothing was found"))
         return int("snippet" in line)
     case = case_of(asked.show)
     print(f"{case.program.source()}\n{case.entry}")

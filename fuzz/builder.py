@@ -67,7 +67,9 @@ class Builder:
         shape = tuple(shape)
         dtype = dtype or self.dtype
         kind = "buffer" if buffer else "parameter"
-        alike = [w for w in self.weights if w.spec.shape == shape and w.spec.dtype == dtype and w.kind == kind]
+        alike = [
+            w for w in self.weights if w.spec.shape == shape and w.spec.dtype == dtype and w.kind == kind
+        ]
         if alike and self.chance(0.3):
             return self.dice.choice(alike).name
         name = f"{'b' if buffer else 'w'}{len(self.weights)}"

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from .program import Program, arranged
-from .tensors import T
 
 ENTRIES = ("direct", "optimize", "torch", "step")
 """hypatia.compile, hypatia.optimize, torch.compile, and the method step of what hypatia.compile returns."""
@@ -32,6 +31,8 @@ class Entry:
     """torch.compile's argument of that name; hypatia.optimize: sizes are open."""
     examples: bool = True
     """hypatia.compile is given example inputs."""
+    peer: bool = False
+    """torch's own machinery instead, which changes nothing: what fails there too is torch's to mend."""
 
     def __repr__(self) -> str:
         fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
@@ -84,8 +85,3 @@ class Case:
     def replace(self, **changes: Any) -> Case:
         """The same case with other fields."""
         return dataclasses.replace(self, **changes)
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether an input is a description of a tensor."""
-    return isinstance(value, T)

@@ -125,7 +125,9 @@ class _Session:
             replay = report.replay(budget=1e6)
             self.outcome.proofs += 1
             if not replay.holds:
-                raise FoundError("broken proof", f"{'; '.join(replay.failures) or 'the steps do not connect'}")
+                raise FoundError(
+                    "broken proof", f"{'; '.join(replay.failures) or 'the steps do not connect'}"
+                )
 
     def _call(self, call: Call, *, first: bool) -> None:
         if not first:
@@ -197,9 +199,7 @@ class _Session:
 class _Lazy(Reference):
     """A reference that asks float64 only when something differs from eager."""
 
-    def __init__(
-        self, eager: list[torch.Tensor], noisy: Callable[..., Any], wide: Callable[[], Any]
-    ) -> None:
+    def __init__(self, eager: list[torch.Tensor], noisy: Callable[..., Any], wide: Callable[[], Any]) -> None:
         self._wide = wide
         self._asked = False
         self._found: list[torch.Tensor] | None = None
@@ -252,7 +252,9 @@ def _seen(results: Any, given: tuple[Any, Any], model: nn.Module) -> Run:
 
 def _compare(ours: Run, eager: Run, reference: Reference) -> None:
     if pytree.tree_structure(ours.results) != pytree.tree_structure(eager.results):
-        raise FoundError("wrong", f"structure {pytree.tree_structure(ours.results)} of results is not eager's")
+        raise FoundError(
+            "wrong", f"structure {pytree.tree_structure(ours.results)} of results is not eager's"
+        )
     for i, (mine, theirs) in enumerate(zip(ours.leaves, eager.leaves, strict=True)):
         if not isinstance(theirs, torch.Tensor):
             if type(mine) is not type(theirs) or mine != theirs:
@@ -283,7 +285,8 @@ def _compare_kind(name: str, mine: Any, theirs: torch.Tensor) -> None:
             raise FoundError("wrong", f"{name} has {what} {_plain(a)}, eager's {_plain(b)}")
     if _strides(mine) != _strides(theirs):
         raise FoundError(
-            "wrong", f"{name} has strides {mine.stride()}, eager's {theirs.stride()} for {tuple(theirs.shape)}"
+            "wrong",
+            f"{name} has strides {mine.stride()}, eager's {theirs.stride()} for {tuple(theirs.shape)}",
         )
 
 
@@ -345,10 +348,12 @@ def _restore(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
 def _change(model: nn.Module, how: str) -> None:
     """Changes the parameters as training, loading or a user would."""
     if how == "load":
-        model.load_state_dict({n: v * 0.75 if v.is_floating_point() else v for n, v in model.state_dict().items()})
+        model.load_state_dict(
+            {n: v * 0.75 if v.is_floating_point() else v for n, v in model.state_dict().items()}
+        )
     named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
     with torch.no_grad():
-        for i, (name, p) in enumerate(named):
+        for i, (_, p) in enumerate(named):
             if how == "add":
                 p.add_(0.125 * (i + 1))
             elif how == "copy":

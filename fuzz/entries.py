@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import hypatia
 from hypatia import compiling, faults, native
@@ -79,7 +80,7 @@ def won_by(form: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "in_turns", in_turns))
         stack.enter_context(mock.patch.object(native, "time", still))
         stack.enter_context(mock.patch.object(native, "PAUSES", ()))
-        stack.enter_context(mock.patch.object(Trained, "_timed", lambda *_: dict(steps)))
+        stack.enter_context(mock.patch.object(Trained, "_timed", return_value=steps))
         yield
 
 
@@ -107,13 +108,20 @@ class Compiled:
             finally:
                 self.reports += [r for r in found if r not in self.reports]
 
-    def _made(self, options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _made(
+        self, options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
         entry = self.entry
         if entry.name == "torch":
             torch._dynamo.reset()
+            if entry.peer:
+                return torch.compile(self.model, backend="aot_eager", dynamic=entry.dynamic)
             return torch.compile(self.model, backend="hypatia", options=options, dynamic=entry.dynamic)
         if entry.name == "optimize":
-            made = hypatia.optimize(self.model, *args, kwargs=kwargs, options=options)
+            opened = _opened(args) if entry.dynamic and not kwargs else None
+            if entry.peer:
+                return torch.export.export(self.model, args, kwargs, dynamic_shapes=opened).module()
+            made = hypatia.optimize(self.model, *args, kwargs=kwargs, options=options, dynamic_shapes=opened)
             self._note(made)
             if entry.again:
                 faults.lots, lots = None, faults.lots
@@ -145,3 +153,11 @@ class Compiled:
         """The reports of all graphs."""
         more = self.call.reports if isinstance(self.call, compiling.CompiledModel) else []
         return self.reports + [r for r in more if r not in self.reports]
+
+
+def _opened(args: tuple[Any, ...]) -> Any:
+    """First dimensions are open, where torch.export finds that they can be."""
+    auto = {0: torch.export.Dim.AUTO}
+    return pytree.tree_map(
+        lambda v: dict(auto) if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] > 1 else None, args
+    )

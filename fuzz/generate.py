@@ -67,7 +67,9 @@ def _case(seed: int, dice: random.Random) -> Case | None:
 def _inputs(b: Builder) -> None:
     """Inputs that fit each other: some share all sizes, some the last ones."""
     batch, length, width = b.one(1, 2, 3, 4, 5), b.one(1, 2, 3, 4, 7, 9), b.one(1, 2, 4, 5, 8, 8, 16, 32)
-    shape = b.one((batch, width), (batch, length, width), (batch, length, width), (batch, 2, 4, 4), (width,), ())
+    shape = b.one(
+        (batch, width), (batch, length, width), (batch, length, width), (batch, 2, 4, 4), (width,), ()
+    )
     b.input(shape, batch=True)
     for _ in range(b.one(0, 0, 1, 1, 2)):
         other = b.one(shape, shape, shape[-1:], shape[-2:], (1, *shape[1:]), ())
@@ -139,11 +141,17 @@ def _program(b: Builder, entry: Entry) -> Program | None:
     if dice.random() < 0.12 and entry.name != "step":
         results.append(dice.choice([*b.tensors(), *[w.name for w in b.weights]]))
     if dice.random() < 0.3:
-        extra = b.emit(b.one("{0}.view(-1)", "{0}.squeeze()", "{0}[0]", "{0}.unsqueeze(0)", "{0}.mT"), results[0])
+        extra = b.emit(
+            b.one("{0}.view(-1)", "{0}.squeeze()", "{0}[0]", "{0}.unsqueeze(0)", "{0}.mT"), results[0]
+        )
         results += [extra] if extra else []
     if dice.random() < 0.3:
         dice.shuffle(results)
-    shape = "one" if len(results) == 1 and dice.random() < 0.7 else dice.choice(("tuple", "tuple", "list", "dict", "nested"))
+    shape = (
+        "one"
+        if len(results) == 1 and dice.random() < 0.7
+        else dice.choice(("tuple", "tuple", "list", "dict", "nested"))
+    )
     doors = dice.choices(("flat", "dict", "tree", "groups", "optional"), (60, 10, 10, 10, 10))[0]
     if entry.name == "step":
         floating = [n for n in results if b.values[n].requires_grad]
@@ -160,6 +168,8 @@ def _plans(b: Builder, program: Program, entry: Entry) -> tuple[Plan, ...]:
     """The first call as the program was made, later ones with other values, layouts, sizes and weights."""
     dice = b.dice
     first = tuple(v for _, v in program.inputs)
+    # hypatia.optimize makes a graph for these arguments alone, with their structure and numbers.
+    fixed = entry.name == "optimize"
     plans = [Plan(first, choice=dice.choice((0, 0, dice.randrange(12))))]
     opened = {name for name, _ in b.open}
     batch = {v.shape[0] for n, v in program.inputs if n in opened}
@@ -167,10 +177,12 @@ def _plans(b: Builder, program: Program, entry: Entry) -> tuple[Plan, ...]:
         values = dice.choice(VALUES) if dice.random() < 0.75 else "normal"
         layout = dice.choice(LAYOUTS) if dice.random() < 0.25 else "dense"
         size = dice.choice((1, 2, 3, 6, 11)) if dice.random() < 0.3 and len(batch) == 1 else None
+        if fixed and not (entry.dynamic and program.doors == "flat" and plans[0].choice == 0 and size != 1):
+            size = None
         inputs: list[Any] = []
         for name, v in program.inputs:
             if not isinstance(v, T):
-                inputs.append(_number(dice, v))
+                inputs.append(v if fixed else _number(dice, v))
                 continue
             shape = (size, *v.shape[1:]) if size is not None and name in opened else v.shape
             plain = dice.random() < 0.2
@@ -184,9 +196,10 @@ def _plans(b: Builder, program: Program, entry: Entry) -> tuple[Plan, ...]:
                 )
             )
         change = dice.choice(CHANGES)
-        if entry.name == "optimize" and change == "replace":
+        if fixed and change == "replace":
             change = "add"
-        plans.append(Plan(tuple(inputs), dice.choice((plans[0].choice, dice.randrange(12))), change))
+        choice = plans[0].choice if fixed else dice.choice((plans[0].choice, dice.randrange(12)))
+        plans.append(Plan(tuple(inputs), choice, change))
     return tuple(plans)
 
 

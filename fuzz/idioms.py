@@ -1,4 +1,4 @@
-"""Groups of calls as models have them: products and their relatives, norms, attention, hand-written and whole."""
+"""Groups of calls as models have them: products and their relatives, norms, attention, by hand and whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def linear(b: Builder, x: str | None = None, columns: int | None = None) -> str 
         alpha = b.one("", "", ", beta=0.5, alpha=2")
         return b.emit(f"torch.addmm({{2}}, {{0}}, {{1}}{alpha})", x, b.weight((k, n), dtype), bias)
     if way in ("matmul", "t", "einsum"):
-        text = {"matmul": "{0} @ {1}", "t": "torch.matmul({0}, {1}.t())", "einsum": "torch.einsum('...k,kn->...n', {0}, {1})"}
+        text = {
+            "matmul": "{0} @ {1}",
+            "t": "torch.matmul({0}, {1}.t())",
+            "einsum": "torch.einsum('...k,kn->...n', {0}, {1})",
+        }
         y = b.emit(text[way], x, b.weight((n, k) if way == "t" else (k, n), dtype))
         return b.emit("{0} + {1}", y, bias) if bias and y else y
     w = b.weight((n, k), dtype)
@@ -77,18 +81,26 @@ def product(b: Builder) -> str | None:
     x = b.pick(lambda v: is_float(v) and v.dim() >= 2)
     if x is None:
         return None
-    *batch, m, k = b.shape(x)
+    k = b.shape(x)[-1]
     dtype = b.values[x].dtype
 
     def fits(v: torch.Tensor) -> bool:
         return v.dtype == dtype and v.dim() >= 2 and v.shape[-2] == k
 
     y = b.pick(fits)
-    texts = ["{0} @ {0}.transpose(-1, -2)", "{0}.transpose(-1, -2) @ {0}", "torch.matmul({0}, {0}.mT) * 0.125"]
+    texts = [
+        "{0} @ {0}.transpose(-1, -2)",
+        "{0}.transpose(-1, -2) @ {0}",
+        "torch.matmul({0}, {0}.mT) * 0.125",
+    ]
     if y is not None:
         texts += ["{0} @ {1}", "torch.matmul({0}, {1})", "({1}.mT @ {0}.mT).mT", "(2 * {0}) @ ({1} * 0.5)"]
         if len(b.shape(y)) == 3 == len(b.shape(x)):
-            texts += ["torch.bmm({0}, {1})", "torch.baddbmm({0} @ {1}, {0}, {1}, beta=0.5)", "torch.einsum('bij,bjk->bik', {0}, {1})"]
+            texts += [
+                "torch.bmm({0}, {1})",
+                "torch.baddbmm({0} @ {1}, {0}, {1}, beta=0.5)",
+                "torch.einsum('bij,bjk->bik', {0}, {1})",
+            ]
         if len(b.shape(y)) == 2 == len(b.shape(x)):
             texts += ["torch.mm({0}, {1})", "torch.mm({1}.t(), {0}.t()).t()"]
     if b.chance(0.15):
@@ -104,18 +116,36 @@ def norm(b: Builder) -> str | None:
         return None
     k, dtype = b.shape(x)[-1], b.of(x)
     eps = b.one("1e-5", "1e-6", "1e-3")
-    what = b.one("layer", "rms", "layer by hand", "layer by hand", "rms by hand", "rms by hand", "group", "batch", "rms in fp32")
+    what = b.one(
+        "layer",
+        "rms",
+        "layer by hand",
+        "layer by hand",
+        "rms by hand",
+        "rms by hand",
+        "group",
+        "batch",
+        "rms in fp32",
+    )
     w = b.weight((k,), dtype)
     if what == "layer":
         v = b.weight((k,), dtype)
-        return b.emit(b.one(f"F.layer_norm({{0}}, ({k},), {{1}}, {{2}}, {eps})", f"F.layer_norm({{0}}, ({k},))"), x, w, v)
+        return b.emit(
+            b.one(f"F.layer_norm({{0}}, ({k},), {{1}}, {{2}}, {eps})", f"F.layer_norm({{0}}, ({k},))"),
+            x,
+            w,
+            v,
+        )
     if what == "rms":
         return b.emit(f"F.rms_norm({{0}}, ({k},), {{1}}, {eps})", x, w)
     if what == "layer by hand":
         mean = b.emit("{0}.mean(-1, keepdim=True)", x)
         var = b.one("{0}.var(-1, unbiased=False, keepdim=True)", "({0} - {1}).pow(2).mean(-1, keepdim=True)")
         spread = b.emit(var, x, mean)
-        text = b.one(f"({{0}} - {{1}}) / torch.sqrt({{2}} + {eps}) * {{3}}", f"({{0}} - {{1}}) * torch.rsqrt({{2}} + {eps}) * {{3}}")
+        text = b.one(
+            f"({{0}} - {{1}}) / torch.sqrt({{2}} + {eps}) * {{3}}",
+            f"({{0}} - {{1}}) * torch.rsqrt({{2}} + {eps}) * {{3}}",
+        )
         return b.emit(text, x, mean, spread, w)
     if what == "rms by hand":
         return b.emit(f"{{0}} * torch.rsqrt({{0}}.pow(2).mean(-1, keepdim=True) + {eps}) * {{1}}", x, w)
@@ -126,10 +156,17 @@ def norm(b: Builder) -> str | None:
     channels = b.shape(x)[1] if len(b.shape(x)) > 1 else 1
     if what == "group":
         groups = b.one(*[g for g in range(1, channels + 1) if channels % g == 0] or [1])
-        return b.emit(f"F.group_norm({{0}}, {groups}, {{1}}, {{2}}, {eps})", x, b.weight((channels,), dtype), b.weight((channels,), dtype))
+        return b.emit(
+            f"F.group_norm({{0}}, {groups}, {{1}}, {{2}}, {eps})",
+            x,
+            b.weight((channels,), dtype),
+            b.weight((channels,), dtype),
+        )
     mean, var = (b.weight((channels,), dtype, buffer=True) for _ in range(2))
     var = b.emit("{0}.abs() + 0.5", var)
-    return b.emit(f"F.batch_norm({{0}}, {{1}}, {{2}}, {{3}}, eps={eps})", x, mean, var, b.weight((channels,), dtype))
+    return b.emit(
+        f"F.batch_norm({{0}}, {{1}}, {{2}}, {{3}}, eps={eps})", x, mean, var, b.weight((channels,), dtype)
+    )
 
 
 def attention(b: Builder) -> str | None:
@@ -137,7 +174,7 @@ def attention(b: Builder) -> str | None:
     x = b.pick(lambda v: is_float(v) and v.dim() == 3 and v.shape[1] <= 17 and v.shape[2] >= 1)
     if x is None:
         return None
-    _, length, k = b.shape(x)
+    k = b.shape(x)[-1]
     heads, width = b.one(1, 2, 4), b.one(2, 4, 8)
     split = f"{{0}}.view({{0}}.shape[0], {{0}}.shape[1], {heads}, {width}).transpose(1, 2)"
     if b.chance(0.4):
@@ -158,7 +195,11 @@ def attention(b: Builder) -> str | None:
         if scores and b.chance(0.4):
             mask = "torch.ones({0}.shape[-2:], device={0}.device).tril() == 0"
             scores = b.emit(f"{{0}}.masked_fill({mask}, float('-inf'))", scores)
-        y = b.emit("torch.matmul({0}, {1})", b.emit(b.one("{0}.softmax(-1)", "F.softmax({0}, dim=-1)"), scores), value)
+        y = b.emit(
+            "torch.matmul({0}, {1})",
+            b.emit(b.one("{0}.softmax(-1)", "F.softmax({0}, dim=-1)"), scores),
+            value,
+        )
     y = b.emit("{0}.transpose(1, 2).reshape({0}.shape[0], {0}.shape[2], -1)", y)
     y = linear(b, y, k) if y else None
     return b.emit("{0} + {1}", x, y) if y and b.chance(0.5) else y
@@ -172,7 +213,7 @@ HAND_WRITTEN = (
     "{0} * (({0} + 3.0).clamp(0.0, 6.0) / 6.0)",
     "{0} * F.relu6({0} + 3.0) / 6.0",
     "torch.exp({0}) / torch.exp({0}).sum(-1, keepdim=True)",
-    "torch.exp({0} - {0}.amax(-1, keepdim=True)) / torch.exp({0} - {0}.amax(-1, keepdim=True)).sum(-1, keepdim=True)",
+    "(lambda e: e / e.sum(-1, keepdim=True))(torch.exp({0} - {0}.amax(-1, keepdim=True)))",
     "torch.log(torch.softmax({0}, -1))",
     "torch.exp(F.log_softmax({0}, -1))",
     "torch.log(torch.exp({0}).sum(-1))",
@@ -214,9 +255,28 @@ def convolution(b: Builder) -> str | None:
         return b.emit(b.one("F.conv1d({0}, {1})", "F.conv1d({0}, {1}, padding=1)"), y, w)
     channels, out, dtype = b.shape(x)[1], b.one(1, 2, 4), b.of(x)
     w = b.weight((out, channels, b.one(1, 2), b.one(1, 2)), dtype)
-    y = b.emit(b.one("F.conv2d({0}, {1})", "F.conv2d({0}, {1}, padding=1)", "F.conv2d({0}, {1}, stride=2, padding=1)"), x, w)
+    y = b.emit(
+        b.one(
+            "F.conv2d({0}, {1})", "F.conv2d({0}, {1}, padding=1)", "F.conv2d({0}, {1}, stride=2, padding=1)"
+        ),
+        x,
+        w,
+    )
     if y and b.chance(0.5):
         mean, var = (b.weight((out,), dtype, buffer=True) for _ in range(2))
-        y = b.emit("F.batch_norm({0}, {1}, {2}.abs() + 0.5, {3}, {4})", y, mean, var, b.weight((out,), dtype), b.weight((out,), dtype))
-    text = b.one("torch.relu({0})", "F.max_pool2d({0}, 2)", "F.avg_pool2d({0}, 2)", "F.adaptive_avg_pool2d({0}, 1)", "{0}.flatten(1)")
+        y = b.emit(
+            "F.batch_norm({0}, {1}, {2}.abs() + 0.5, {3}, {4})",
+            y,
+            mean,
+            var,
+            b.weight((out,), dtype),
+            b.weight((out,), dtype),
+        )
+    text = b.one(
+        "torch.relu({0})",
+        "F.max_pool2d({0}, 2)",
+        "F.avg_pool2d({0}, 2)",
+        "F.adaptive_avg_pool2d({0}, 1)",
+        "{0}.flatten(1)",
+    )
     return b.emit(text, y) or y

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 from torch import nn
@@ -58,7 +60,12 @@ def snippet(case: Case, outcome: Outcome) -> str:
 
 
 def _entry(entry: Entry) -> str:
-    names = {"direct": "hypatia.compile", "optimize": "hypatia.optimize", "torch": "torch.compile", "step": "step()"}
+    names = {
+        "direct": "hypatia.compile",
+        "optimize": "hypatia.optimize",
+        "torch": "torch.compile",
+        "step": "step()",
+    }
     return f"{names[entry.name]} in {'training' if entry.training else 'inference'}"
 
 
@@ -71,6 +78,18 @@ def kept(case: Case, outcome: Outcome, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def load(path: Path) -> types.ModuleType:
+    """A kept case."""
+    name = f"fuzz.found.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def check(model: type[nn.Module], entry: Entry, calls: list[Call], device: str = "cpu") -> Outcome:

@@ -45,7 +45,18 @@ def _weight(case: Case) -> tuple[int, ...]:
     choices = sum(plan.choice for plan in case.plans) + sum(map(bool, [plan.change for plan in case.plans]))
     plain = (p.shape != "one") + (p.doors != "flat")
     texts = sum(len(r.text) for r in p.rows)
-    return (len(p.rows), len(case.plans), len(p.results), len(p.inputs) + len(p.weights), plain, odd, entry, choices, numbers, texts)
+    return (
+        len(p.rows),
+        len(case.plans),
+        len(p.results),
+        len(p.inputs) + len(p.weights),
+        plain,
+        odd,
+        entry,
+        choices,
+        numbers,
+        texts,
+    )
 
 
 def _shapes(case: Case) -> Iterator[torch.Size]:
@@ -109,7 +120,10 @@ def _rows(case: Case) -> Iterator[Case]:
 def _values(case: Case) -> dict[str, Any]:
     """What each name stands for in the first call."""
     p = case.program
-    values = {n: v.make() if isinstance(v, T) else v for (n, _), v in zip(p.inputs, case.plans[0].inputs, strict=True)}
+    values = {
+        n: v.make() if isinstance(v, T) else v
+        for (n, _), v in zip(p.inputs, case.plans[0].inputs, strict=True)
+    }
     for w in p.weights:
         values[w.name] = values[w.tied] if w.tied else w.spec.make()
     with torch.set_grad_enabled(case.entry.training):
@@ -153,10 +167,16 @@ def _settings(case: Case) -> Iterator[Case]:
         if field.name not in ("name", "options") and getattr(entry, field.name) != field.default:
             yield case.replace(entry=dataclasses.replace(entry, **{field.name: field.default}))
     for i, (name, value) in enumerate(entry.options):
-        yield case.replace(entry=dataclasses.replace(entry, options=entry.options[:i] + entry.options[i + 1 :]))
+        yield case.replace(
+            entry=dataclasses.replace(entry, options=entry.options[:i] + entry.options[i + 1 :])
+        )
         if name == "disabled_rules":
             half = len(value) // 2
-            for part in (value[:half], value[half:], *[value[:j] + value[j + 1 :] for j in range(len(value)) if half < 8]):
+            for part in (
+                value[:half],
+                value[half:],
+                *[value[:j] + value[j + 1 :] for j in range(len(value)) if half < 8],
+            ):
                 options = (*entry.options[:i], (name, part), *entry.options[i + 1 :])
                 yield case.replace(entry=dataclasses.replace(entry, options=options))
     if case.program.doors != "flat":
@@ -177,8 +197,12 @@ def _inputs(case: Case) -> Iterator[Case]:
     unused = [i for i, (n, _) in enumerate(p.inputs) if n not in used]
     if unused and len(p.inputs) > len(unused):
         kept = [i for i in range(len(p.inputs)) if i not in unused]
-        plans = tuple(dataclasses.replace(plan, inputs=tuple(plan.inputs[i] for i in kept)) for plan in case.plans)
-        yield case.replace(program=dataclasses.replace(p, inputs=tuple(p.inputs[i] for i in kept)), plans=plans)
+        plans = tuple(
+            dataclasses.replace(plan, inputs=tuple(plan.inputs[i] for i in kept)) for plan in case.plans
+        )
+        yield case.replace(
+            program=dataclasses.replace(p, inputs=tuple(p.inputs[i] for i in kept)), plans=plans
+        )
     for k, plan in enumerate(case.plans):
         for i, value in enumerate(plan.inputs):
             if not isinstance(value, T):

@@ -1,4 +1,4 @@
-"""Single calls, by family: each function adds one of its family to a program, if there is something it fits."""
+"""Single calls, by family: each function adds one of its family to a program, if it fits something."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ UNARY = (
 
 WHOLE_UNARY = (
     *("-{0}", "{0}.abs()", "torch.relu({0})", "~{0}", "torch.sign({0})", "{0} ** 2", "{0}.clamp(-1, 3)"),
-    *("torch.square({0})", "torch.sigmoid({0})", "{0}.bool()", "torch.sqrt({0}.abs())", "{0} >> 1", "{0} << 1"),
+    *(
+        "torch.square({0})",
+        "torch.sigmoid({0})",
+        "{0}.bool()",
+        "torch.sqrt({0}.abs())",
+        "{0} >> 1",
+        "{0} << 1",
+    ),
 )
 
 BINARY = (
@@ -37,20 +44,66 @@ BINARY = (
     *("{0} + {1} * 0.5", "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=0.5)"),
     *("torch.where({1} > 0, {0}, -{0})", "torch.atan2({0}, {1})", "torch.copysign({0}, {1})"),
     *("torch.fmod({0}, {1}.abs() + 0.5)", "torch.remainder({0}, {1}.abs() + 0.5)", "torch.hypot({0}, {1})"),
-    *("torch.lerp({0}, {1}, 0.3)", "torch.addcmul({0}, {0}, {1}, value=0.5)", "{0}.abs() ** {1}.clamp(-2, 2)"),
-    *("torch.div({0}, {1}.abs() + 0.5, rounding_mode='floor')", "torch.rsub({0}, {1})", "torch.fmin({0}, {1})"),
+    *(
+        "torch.lerp({0}, {1}, 0.3)",
+        "torch.addcmul({0}, {0}, {1}, value=0.5)",
+        "{0}.abs() ** {1}.clamp(-2, 2)",
+    ),
+    *(
+        "torch.div({0}, {1}.abs() + 0.5, rounding_mode='floor')",
+        "torch.rsub({0}, {1})",
+        "torch.fmin({0}, {1})",
+    ),
 )
 
 WHOLE_BINARY = (
-    *("{0} + {1}", "{0} - {1}", "{0} * {1}", "torch.maximum({0}, {1})", "torch.minimum({0}, {1})", "{0} / {1}"),
+    *(
+        "{0} + {1}",
+        "{0} - {1}",
+        "{0} * {1}",
+        "torch.maximum({0}, {1})",
+        "torch.minimum({0}, {1})",
+        "{0} / {1}",
+    ),
     *("{0} & {1}", "{0} | {1}", "{0} ^ {1}", "torch.where({0} > {1}, {0}, {1})", "{0} // ({1}.abs() + 1)"),
 )
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
-NUMBERS = (0.0, 1.0, -1.0, 2.0, 0.5, 0.7, 3.0, 6.0, 1e-5, -0.1, 1 / 3, 0.125, 100.0, 1.5, 0.1, -2.5, 1, 2, 3, 0)
+NUMBERS = (
+    0.0,
+    1.0,
+    -1.0,
+    2.0,
+    0.5,
+    0.7,
+    3.0,
+    6.0,
+    1e-5,
+    -0.1,
+    1 / 3,
+    0.125,
+    100.0,
+    1.5,
+    0.1,
+    -2.5,
+    1,
+    2,
+    3,
+    0,
+)
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 100, 255, 2**31 - 1, -(2**31), 2**53 + 1, 5)
-NUMBERED = ("{0} + N", "{0} - N", "{0} * N", "N - {0}", "{0} / N", "N * {0}", "N + {0}", "{0} ** N", "N / {0}")
+NUMBERED = (
+    "{0} + N",
+    "{0} - N",
+    "{0} * N",
+    "N - {0}",
+    "{0} / N",
+    "N * {0}",
+    "N + {0}",
+    "{0} ** N",
+    "N / {0}",
+)
 
 
 def unary(b: Builder) -> str | None:
@@ -122,17 +175,44 @@ def reduction(b: Builder) -> str | None:
     rank = len(b.shape(x))
     dims = b.one(f"({d},)", f"{d}", str(tuple(b.dice.sample(range(rank), b.one(1, min(2, rank))))))
     texts = (
-        *(f"{{0}}.sum({dims}, keepdim={keep})", f"{{0}}.mean({dims}, keepdim={keep})", "{0}.sum()", "{0}.mean()"),
+        *(
+            f"{{0}}.sum({dims}, keepdim={keep})",
+            f"{{0}}.mean({dims}, keepdim={keep})",
+            "{0}.sum()",
+            "{0}.mean()",
+        ),
         *(f"{{0}}.amax({dims}, keepdim={keep})", f"{{0}}.amin({dims}, keepdim={keep})", f"{{0}}.max({d})[0]"),
         *(f"{{0}}.max({d})[1]", f"{{0}}.min({d}, keepdim={keep})[0]", "{0}.max()", f"{{0}}.argmax({d})"),
         *(f"{{0}}.argmin({d}, keepdim={keep})", f"{{0}}.var({dims}, unbiased=False, keepdim={keep})"),
         *(f"{{0}}.std({dims}, keepdim={keep})", f"torch.var_mean({{0}}, {dims})[1]", f"{{0}}.prod({d})"),
-        *(f"torch.var_mean({{0}}, {dims}, keepdim=True)[0]", f"torch.logsumexp({{0}}, {dims})", f"{{0}}.cumsum({d})"),
-        *(f"{{0}}.norm(dim={d}, keepdim={keep})", f"torch.linalg.vector_norm({{0}}, 1, {d})", f"{{0}}.softmax({d})"),
-        *(f"F.log_softmax({{0}}, {d})", f"(({{0}} > 0).any({d}))", f"({{0}} == {{0}}).all({d})", f"{{0}}.sort({d})[0]"),
+        *(
+            f"torch.var_mean({{0}}, {dims}, keepdim=True)[0]",
+            f"torch.logsumexp({{0}}, {dims})",
+            f"{{0}}.cumsum({d})",
+        ),
+        *(
+            f"{{0}}.norm(dim={d}, keepdim={keep})",
+            f"torch.linalg.vector_norm({{0}}, 1, {d})",
+            f"{{0}}.softmax({d})",
+        ),
+        *(
+            f"F.log_softmax({{0}}, {d})",
+            f"(({{0}} > 0).any({d}))",
+            f"({{0}} == {{0}}).all({d})",
+            f"{{0}}.sort({d})[0]",
+        ),
         *(f"{{0}}.topk(1, {d})[0]", f"F.normalize({{0}}, dim={d})", f"{{0}}.sum({d}, dtype=torch.float64)"),
-        *(f"{{0}}.softmax({d}, dtype=torch.float32)", f"{{0}}.sum({dims}) / {b.size()}", f"{{0}}.cumprod({d})"),
-        *(f"{{0}}.median({d})[0]", f"{{0}}.logcumsumexp({d})", f"F.softmin({{0}}, {d})", f"{{0}}.cummax({d})[0]"),
+        *(
+            f"{{0}}.softmax({d}, dtype=torch.float32)",
+            f"{{0}}.sum({dims}) / {b.size()}",
+            f"{{0}}.cumprod({d})",
+        ),
+        *(
+            f"{{0}}.median({d})[0]",
+            f"{{0}}.logcumsumexp({d})",
+            f"F.softmin({{0}}, {d})",
+            f"{{0}}.cummax({d})[0]",
+        ),
     )
     return b.emit(b.dice.choice(texts), x)
 
@@ -148,7 +228,10 @@ def indexed(b: Builder) -> str | None:
     if i is None:
         i = b.input((b.size(),), "int64")
     i = b.emit(f"{{0}}.remainder({size})", i)
-    texts = (f"{{0}}.index_select({d}, {{1}}.reshape(-1))", f"torch.take_along_dim({{0}}, {{0}}.argsort({d}), {d})")
+    texts = (
+        f"{{0}}.index_select({d}, {{1}}.reshape(-1))",
+        f"torch.take_along_dim({{0}}, {{0}}.argsort({d}), {d})",
+    )
     texts += ("F.embedding({1}, {0})", f"torch.gather({{0}}, {d}, {{0}}.argsort({d}))")
     texts += (f"{{0}}.movedim({d}, 0)[{{1}}]",)
     return b.emit(b.dice.choice(texts), x, i)
@@ -171,9 +254,20 @@ def changing(b: Builder) -> str | None:
     if b.chance(0.2) and y is not None:
         texts = ("{0}.copy_({1})", "{0}.add_({1})", "{0}.mul_({1})", "{0}.sub_({1}, alpha=2)")
         return b.emit(b.dice.choice(texts), x, y, changes=True)
-    texts = ("{0}.add_(1.0)", "{0}.mul_(0.5)", "{0}.relu_()", "{0}.clamp_(-0.5, 0.5)", "{0}.zero_()", "{0}.neg_()")
+    texts = (
+        "{0}.add_(1.0)",
+        "{0}.mul_(0.5)",
+        "{0}.relu_()",
+        "{0}.clamp_(-0.5, 0.5)",
+        "{0}.zero_()",
+        "{0}.neg_()",
+    )
     texts += ("{0}.fill_(0.3)", "{0}.masked_fill_({0} > 0.5, 0.0)", "{0}.div_(3.0)", "{0}.sigmoid_()")
-    texts += ("{0}.exp_()", "{0}.index_fill_(0, torch.tensor([0], device={0}.device), 2.0)", "F.relu({0}, inplace=True)")
+    texts += (
+        "{0}.exp_()",
+        "{0}.index_fill_(0, torch.tensor([0], device={0}.device), 2.0)",
+        "F.relu({0}, inplace=True)",
+    )
     return b.emit(b.dice.choice(texts), x, changes=True)
 
 

@@ -12,9 +12,18 @@ from .builder import Builder, is_float
 Term = str | list[Any]
 
 CALLS = {
-    **{n: f"torch.{n}({{0}})" for n in ("relu", "sigmoid", "tanh", "exp", "abs", "neg", "sqrt", "rsqrt", "reciprocal")},
-    **{n: f"torch.{n}({{0}})" for n in ("square", "erf", "log", "logical_not", "expm1", "log1p", "sign", "floor")},
-    **{n: f"F.{n}({{0}})" for n in ("gelu", "silu", "mish", "hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus")},
+    **{
+        n: f"torch.{n}({{0}})"
+        for n in ("relu", "sigmoid", "tanh", "exp", "abs", "neg", "sqrt", "rsqrt", "reciprocal")
+    },
+    **{
+        n: f"torch.{n}({{0}})"
+        for n in ("square", "erf", "log", "logical_not", "expm1", "log1p", "sign", "floor")
+    },
+    **{
+        n: f"F.{n}({{0}})"
+        for n in ("gelu", "silu", "mish", "hardswish", "hardsigmoid", "leaky_relu", "elu", "softplus")
+    },
     "gelu_tanh": "F.gelu({0}, approximate='tanh')",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -172,12 +181,22 @@ SPECIAL: dict[str, Any] = {
     "mm": _matmul,
     "matmul": _matmul,
     "bmm": _matmul,
-    "reshape": _text("{0}.reshape(-1)", "{0}.unsqueeze(0)", "{0}.reshape({0}.shape[0], -1)", "{0}.squeeze()", "{0}.unsqueeze(-1)"),
+    "reshape": _text(
+        "{0}.reshape(-1)",
+        "{0}.unsqueeze(0)",
+        "{0}.reshape({0}.shape[0], -1)",
+        "{0}.squeeze()",
+        "{0}.unsqueeze(-1)",
+    ),
     "permute": _text("{0}.mT", "{0}.transpose(0, -1)", "{0}.movedim(0, -1)"),
-    "expand": _text("{0}.expand(3, *{0}.shape)", "{0}.unsqueeze(0).expand(2, *{0}.shape)", "{0}.expand_as({0})"),
+    "expand": _text(
+        "{0}.expand(3, *{0}.shape)", "{0}.unsqueeze(0).expand(2, *{0}.shape)", "{0}.expand_as({0})"
+    ),
     "slice": _text("{0}[..., ::2]", "{0}[..., 1:]", "{0}[:1]", "{0}[..., : {0}.shape[-1] // 2]", "{0}[::2]"),
     "select": _text("{0}[0]", "{0}[..., -1]"),
-    "cast": _text("{0}.to(torch.float32)", "{0}.to(torch.bfloat16)", "{0}.to(torch.float64)", "{0}.to(torch.int64)"),
+    "cast": _text(
+        "{0}.to(torch.float32)", "{0}.to(torch.bfloat16)", "{0}.to(torch.float64)", "{0}.to(torch.int64)"
+    ),
     "clamp": _text("{0}.clamp(0.0, 6.0)", "{0}.clamp(min=0.0)", "{0}.clamp(-1.0, 1.0)"),
     "softmax": _text("{0}.softmax(-1)", "{0}.softmax(0)"),
     "log_softmax": _text("{0}.log_softmax(-1)", "{0}.log_softmax(0)"),

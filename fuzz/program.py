@@ -99,7 +99,7 @@ def evaluated(row: Row, values: dict[str, Any]) -> Any:
     """What a row computes from these values."""
     scope = {f"_{i}": values[u] for i, u in enumerate(row.uses)}
     text = row.text.format(*scope)
-    return eval(text, {"torch": torch, "F": F, "nn": nn, **scope})  # noqa: S307  (texts are this package's own)
+    return eval(text, {"torch": torch, "F": F, "nn": nn, **scope})
 
 
 def widened(source: str) -> str:
@@ -160,7 +160,9 @@ def _returned(shape: str, results: list[str]) -> str:
     return f"({', '.join(results)},)"
 
 
-def arranged(doors: str, inputs: Iterable[tuple[str, Any]], choice: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arranged(
+    doors: str, inputs: Iterable[tuple[str, Any]], choice: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call that hands these inputs in; ``choice`` picks one of the ways to do so."""
     named = dict(inputs)
     values = list(named.values())
@@ -199,4 +201,3 @@ def _tree(values: list[Any]) -> Any:
         return rest[0] if len(rest) == 1 else (rest[0], nested(rest[1:]))
 
     return [values[0], nested(values[1:])] if len(values) > 1 else [values[0]]
-

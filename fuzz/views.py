@@ -25,11 +25,33 @@ def view(b: Builder) -> str | None:
     if rank:
         order = list(range(rank))
         b.dice.shuffle(order)
-        texts += [f"{{0}}.transpose({d}, {e})", f"{{0}}.permute({tuple(order)})", "{0}.flatten()", f"{{0}}.squeeze({d})"]
-        texts += [f"{{0}}.select({d}, {b.one(0, -1)})", f"{{0}}.movedim({d}, {e})", f"{{0}}.unbind({d})[0]", "{0}[0]"]
-        texts += [f"{{0}}.narrow({d}, 0, {max(1, shape[d] // 2)})", "{0}.mT", f"{{0}}.flatten({min(d % rank, e % rank)})"]
-        texts += [f"{{0}}.unfold({d}, {max(1, shape[d] // 2)}, 1)", "{0}.diagonal()", f"{{0}}.chunk(2, {d})[-1]"]
-        texts += [f"{{0}}.split({max(1, shape[d] // 2)}, {d})[0]", "{0}[-1]", f"{{0}}.unsqueeze({d}).expand({_grown(b, x, d)})"]
+        texts += [
+            f"{{0}}.transpose({d}, {e})",
+            f"{{0}}.permute({tuple(order)})",
+            "{0}.flatten()",
+            f"{{0}}.squeeze({d})",
+        ]
+        texts += [
+            f"{{0}}.select({d}, {b.one(0, -1)})",
+            f"{{0}}.movedim({d}, {e})",
+            f"{{0}}.unbind({d})[0]",
+            "{0}[0]",
+        ]
+        texts += [
+            f"{{0}}.narrow({d}, 0, {max(1, shape[d] // 2)})",
+            "{0}.mT",
+            f"{{0}}.flatten({min(d % rank, e % rank)})",
+        ]
+        texts += [
+            f"{{0}}.unfold({d}, {max(1, shape[d] // 2)}, 1)",
+            "{0}.diagonal()",
+            f"{{0}}.chunk(2, {d})[-1]",
+        ]
+        texts += [
+            f"{{0}}.split({max(1, shape[d] // 2)}, {d})[0]",
+            "{0}[-1]",
+            f"{{0}}.unsqueeze({d}).expand({_grown(b, x, d)})",
+        ]
     if kinds and b.chance(0.45):
         return b.dice.choice(kinds)(b, x)
     return b.emit(b.dice.choice(texts), x)
@@ -75,8 +97,13 @@ def _sliced(b: Builder, x: str) -> str | None:
     shape = b.shape(x)
     parts = []
     for size in shape:
-        start, end = b.one("", "0", "1", str(size // 2)), b.one("", str(max(1, size - 1)), "-1", str(size), "9999")
-        parts.append(b.one(":", f"{start}:{end}", f"{start}::{b.one(2, 3)}", b.one("0", "-1") if size else ":"))
+        start, end = (
+            b.one("", "0", "1", str(size // 2)),
+            b.one("", str(max(1, size - 1)), "-1", str(size), "9999"),
+        )
+        parts.append(
+            b.one(":", f"{start}:{end}", f"{start}::{b.one(2, 3)}", b.one("0", "-1") if size else ":")
+        )
     return b.emit(f"{{0}}[{', '.join(parts)}]", x)
 
 
@@ -95,12 +122,33 @@ def joined(b: Builder) -> str | None:
 
     y = b.pick(fits)
     half = max(1, shape[d] // 2)
-    texts = [f"torch.cat([{{0}}, {{1}}], {d})", f"torch.stack([{{0}}, {{0}}], {d})", f"torch.cat([{{1}}, {{0}}, {{1}}], {d})"]
+    texts = [
+        f"torch.cat([{{0}}, {{1}}], {d})",
+        f"torch.stack([{{0}}, {{0}}], {d})",
+        f"torch.cat([{{1}}, {{0}}, {{1}}], {d})",
+    ]
     texts += [f"torch.cat([{{0}}.narrow({d}, 0, {half}), {{0}}.narrow({d}, {half}, {shape[d] - half})], {d})"]
-    texts += [f"torch.cat([{{0}}, {{1}}], {d}).narrow({d}, 0, {max(1, shape[d])})", f"{{0}}.repeat_interleave(2, {d})"]
-    texts += [f"{{0}}.repeat({', '.join(['1'] * (rank - 1) + ['2'])})", f"{{0}}.flip({d})", f"{{0}}.roll(1, {d})"]
-    texts += ["F.pad({0}, (1, 1))", "F.pad({0}, (0, 2), value=1.0)", "F.pad({0}, (-1, 1))", "{0}.tril()", "{0}.triu(1)"]
-    texts += [f"torch.cat({{0}}.chunk(2, {d})[::-1], {d})", f"torch.stack({{0}}.unbind({d}), {d})", f"{{0}}.tile(2)"]
+    texts += [
+        f"torch.cat([{{0}}, {{1}}], {d}).narrow({d}, 0, {max(1, shape[d])})",
+        f"{{0}}.repeat_interleave(2, {d})",
+    ]
+    texts += [
+        f"{{0}}.repeat({', '.join(['1'] * (rank - 1) + ['2'])})",
+        f"{{0}}.flip({d})",
+        f"{{0}}.roll(1, {d})",
+    ]
+    texts += [
+        "F.pad({0}, (1, 1))",
+        "F.pad({0}, (0, 2), value=1.0)",
+        "F.pad({0}, (-1, 1))",
+        "{0}.tril()",
+        "{0}.triu(1)",
+    ]
+    texts += [
+        f"torch.cat({{0}}.chunk(2, {d})[::-1], {d})",
+        f"torch.stack({{0}}.unbind({d}), {d})",
+        "{0}.tile(2)",
+    ]
     return b.emit(b.dice.choice(texts), x, y)
 
 

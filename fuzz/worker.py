@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -25,22 +26,27 @@ MINIMISING = 40.0
 """Seconds that making a case small may take."""
 
 
+_WRONG = ("shape", "strides", "memory", "dtype", "requires_grad", "values", "structure", "gradient of")
+
+
 def signature(outcome: Outcome) -> str:
     """What two outcomes share that are the same fault, roughly: the kind and the words without numbers."""
     words = outcome.message.split(":")[0] if outcome.kind == "exception" else ""
     if outcome.kind == "wrong":
-        words = next((w for w in ("shape", "strides", "memory", "dtype", "requires_grad", "values", "structure", "gradient of") if w in outcome.message), "")
+        words = next((w for w in _WRONG if w in outcome.message), "")
         words += " gradient" if outcome.message.startswith("gradient") else ""
     if outcome.kind == "rolled back":
         words = outcome.message.split(";")[0]
     return f"{outcome.kind} {words}"
 
 
-def examine(seed: int, device: str, folder: Path | None, seconds: float = MINIMISING) -> dict[str, Any]:
-    """Runs the case of a seed; what fails is made small and written into the folder."""
+def examine(seed: int, device: str) -> dict[str, Any]:
+    """Runs the case of a seed."""
     start = time.perf_counter()
     case = case_of(seed)
     outcome = run_case(case, device)
+    if outcome.found and is_torchs(case, outcome, device):
+        outcome.kind = "torch's"
     line: dict[str, Any] = {
         "seed": seed,
         "kind": outcome.kind,
@@ -53,15 +59,37 @@ def examine(seed: int, device: str, folder: Path | None, seconds: float = MINIMI
         "proofs": outcome.proofs,
         "message": outcome.message[:400],
     }
-    if outcome.found and folder is not None:
-        small = shrunk(case, outcome, device, seconds)
-        again = run_case(small, device)
-        line["signature"] = signature(outcome)
-        line["message"] = again.message[:400]
-        line["snippet"] = snippet(small, again if again.found else outcome)
-        line["file"] = str(kept(small, again if again.found else outcome, folder).name)
+    # After an error of the device, nothing in this process can be trusted.
+    line["over"] = "CUDA error" in outcome.message
     line["seconds"] = round(time.perf_counter() - start, 3)
     return line
+
+
+def reduced(seed: int, device: str, folder: Path, seconds: float = MINIMISING) -> dict[str, Any]:
+    """Makes the failing case of a seed small and writes it into the folder."""
+    case = case_of(seed)
+    outcome = run_case(case, device)
+    if not outcome.found:
+        return {"over": False}
+    small = shrunk(case, outcome, device, seconds)
+    again = run_case(small, device)
+    if not again.found:
+        small, again = case, outcome
+    path = kept(small, again, folder)
+    return {
+        "message": again.message[:400],
+        "snippet": snippet(small, again),
+        "file": path.name,
+        "over": False,
+    }
+
+
+def is_torchs(case: Case, outcome: Outcome, device: str) -> bool:
+    """Whether torch's own machinery fails in the same way."""
+    if case.entry.name not in ("torch", "optimize"):
+        return False
+    peer = run_case(case.replace(entry=dataclasses.replace(case.entry, peer=True)), device)
+    return peer.found and signature(peer) == signature(outcome)
 
 
 def shrunk(case: Case, outcome: Outcome, device: str, seconds: float) -> Case:
@@ -73,7 +101,9 @@ def shrunk(case: Case, outcome: Outcome, device: str, seconds: float) -> Case:
             found = run_case(candidate, device)
         except Exception:
             return False
-        return found.found and signature(found) == wanted
+        if not found.found or signature(found) != wanted:
+            return False
+        return not is_torchs(candidate, found, device)
 
     return minimised(case, fails, seconds)
 
@@ -103,14 +133,19 @@ def shrunk_outside(case: Case, device: str, limit: float, seconds: float) -> Cas
 def main() -> None:
     """Answers each seed of the standard input."""
     torch.set_num_threads(1)
+    # Eager's digits are to be fp32's.
+    torch.backends.cudnn.allow_tf32 = False
     device, folder = sys.argv[1], Path(sys.argv[2])
     out = os.fdopen(os.dup(1), "w")
     # What libraries print must not mix with the answers.
     os.dup2(2, 1)
     for text in sys.stdin:
-        seed = int(text)
-        out.write(json.dumps(examine(seed, device, folder)) + "\n")
+        word, seed = text.split()
+        line = examine(int(seed), device) if word == "run" else reduced(int(seed), device, folder)
+        out.write(json.dumps(line) + "\n")
         out.flush()
+        if line["over"]:
+            return
 
 
 if __name__ == "__main__":
