@@ -80,23 +80,31 @@ def run_case(case: Case, device: str = "cpu") -> Outcome:
 def run(source: str, entry: Entry, calls: list[Call], device: str = "cpu") -> Outcome:
     """The same for a program given by its source."""
     outcome = Outcome()
+    broken: list[str] = []
     with watching() as seen:
         try:
-            _Session(source, entry, device, seen, outcome).run(calls)
+            _Session(source, entry, device, seen, outcome, broken).run(calls)
         except InvalidError as reason:
             outcome.kind, outcome.message = "invalid", str(reason)
         except FoundError as found:
             outcome.kind, outcome.message = found.kind, str(found)
         outcome.imprecise = len(seen.imprecise)
-    if outcome.kind == "ok" and seen.rolled_back:
-        outcome.kind, outcome.message = "rolled back", seen.rolled_back[0]
-    if outcome.kind == "ok" and seen.internal:
-        outcome.kind, outcome.message = "internal", seen.internal[0]
+    # A wrong result says more than that the compiler noticed it.
+    for kind, said in (
+        ("rolled back", seen.rolled_back),
+        ("internal", seen.internal),
+        ("broken proof", broken),
+    ):
+        if outcome.kind == "ok" and said:
+            outcome.kind, outcome.message = kind, said[0]
     return outcome
 
 
 class _Session:
-    def __init__(self, source: str, entry: Entry, device: str, seen: Seen, outcome: Outcome) -> None:
+    def __init__(
+        self, source: str, entry: Entry, device: str, seen: Seen, outcome: Outcome, broken: list[str]
+    ) -> None:
+        self.broken = broken
         self.entry, self.device, self.seen, self.outcome = entry, device, seen, outcome
         self.model = module_of(source)().to(device)
         self.wide = module_of(widened(source))().to(device)
@@ -125,9 +133,7 @@ class _Session:
             replay = report.replay(budget=1e6)
             self.outcome.proofs += 1
             if not replay.holds:
-                raise FoundError(
-                    "broken proof", f"{'; '.join(replay.failures) or 'the steps do not connect'}"
-                )
+                self.broken.append("; ".join(replay.failures) or "the steps do not connect")
 
     def _call(self, call: Call, *, first: bool) -> None:
         if not first:

@@ -36,6 +36,8 @@ class Settings:
     """Seconds that a case may take; what is made small has some more."""
     folder: Path = OUT / "fuzz"
     resume: bool = False
+    small: bool = True
+    """Failing cases are made small."""
 
 
 class Runner:
@@ -84,7 +86,7 @@ class Runner:
         while seed is not None:
             process = _Process(self.settings)
             for _ in range(RECYCLED):
-                line = process.ask(seed, self.settings.limit)
+                line = process.ask(seed, self.settings.limit, small=self.settings.small)
                 self._note(line)
                 seed = self._next()
                 if seed is None or process.gone:
@@ -155,12 +157,12 @@ class _Process:
             self._answers.put(text)
         self._answers.put("")
 
-    def ask(self, seed: int, limit: float) -> dict[str, Any]:
+    def ask(self, seed: int, limit: float, *, small: bool) -> dict[str, Any]:
         """The outcome of a seed, and a small case if it is a finding."""
         line = self._answer(f"run {seed}", limit)
         if line is None:
             return {"seed": seed, **self._ended(limit)}
-        if line["kind"] in KINDS and not self.gone:
+        if small and line["kind"] in KINDS and not self.gone:
             line |= self._answer(f"small {seed}", 10 * limit) or {}
         return line
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,6 +22,9 @@ from .check import Outcome, run_case
 from .generate import case_of
 from .keep import kept, snippet
 from .minimise import minimised
+
+MEMORY = 8 << 30
+"""Bytes that a process may have on a CPU."""
 
 MINIMISING = 40.0
 """Seconds that making a case small may take."""
@@ -135,6 +139,9 @@ def main() -> None:
     torch.set_num_threads(1)
     # Eager's digits are to be fp32's.
     torch.backends.cudnn.allow_tf32 = False
+    if sys.argv[1] == "cpu":
+        # A case that takes all memory is a finding, and not the end of what else runs here.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     device, folder = sys.argv[1], Path(sys.argv[2])
     out = os.fdopen(os.dup(1), "w")
     # What libraries print must not mix with the answers.
