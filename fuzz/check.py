@@ -12,14 +12,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from . import KINDS
 from .case import Call, Case, Entry
 from .entries import Compiled, Seen, watching
 from .oracle import Noise, Reference, judged
 from .program import module_of, widened
 from .tensors import T, twin
-
-KINDS = ("wrong", "exception", "rolled back", "broken proof", "internal", "hang", "crash")
-"""Kinds of findings."""
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .check import KINDS
+from . import KINDS
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "bench" / "out"
