@@ -107,6 +107,21 @@ test-torch-oldest: ## the Python tests on the oldest torch that is supported
 test-gpu: build ## checks on a GPU; one line where there is none
 	@$(BIN)/python tests_gpu/run.py
 
+##@ Fuzzing: SEED is the first seed, printed and new each time if none is given
+
+COUNT ?= 10000
+SECONDS ?= 180
+DEVICE ?= cpu
+FUZZ = PYTHONPATH=$(CURDIR) $(BIN)/python -m fuzz --jobs $(JOBS) --device $(DEVICE) $(if $(SEED),--seed $(SEED))
+
+.PHONY: fuzz
+fuzz: build ## random programs for SECONDS (180); what fails is made small and written to bench/out/fuzz
+	@$(FUZZ) --seconds $(SECONDS)
+
+.PHONY: fuzz-long
+fuzz-long: build ## COUNT (10000) of them, from SEED (0) on; goes on where an earlier run was stopped
+	@$(FUZZ) --count $(COUNT) --resume $(if $(SEED),,--seed 0)
+
 ##@ Diagnostics: each prints a table and exits with 1 when it falls short
 
 .PHONY: diagnostics

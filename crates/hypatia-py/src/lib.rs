@@ -68,6 +68,8 @@ struct PyOptions {
     proof: bool,
     #[serde(default)]
     planted: Vec<String>,
+    #[serde(default)]
+    lots: Option<u64>,
 }
 
 impl PyOptions {
@@ -77,6 +79,7 @@ impl PyOptions {
                 .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
             proof: self.proof,
             planted: self.planted.clone(),
+            lots: self.lots,
             ..Options::default()
         };
         options.limits.nodes = self.node_limit;

@@ -35,6 +35,8 @@ pub struct Options {
     pub proof: bool,
     /// Wrong rules to use, by name, for tests of what comes after.
     pub planted: Vec<String>,
+    /// Prices by lot, drawn from this seed: any equal program may come out, for tests that compare equals.
+    pub lots: Option<u64>,
 }
 
 impl Default for Options {
@@ -47,6 +49,7 @@ impl Default for Options {
             extract: extract::Options::default(),
             proof: true,
             planted: vec![],
+            lots: None,
         }
     }
 }
@@ -233,6 +236,21 @@ fn millis(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }
 
+/// A price between 1 and 1,000 that depends on the seed, the op and its operands' types only.
+fn drawn(seed: u64, node: &Node, types: &[Ty]) -> f64 {
+    let mut key = node.to_string();
+    for ty in types {
+        key.push(' ');
+        key.push_str(&ty.to_string());
+    }
+    let mut hash = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for byte in key.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash ^= hash >> 29;
+    1000f64.powf((hash % 1024) as f64 / 1024.0)
+}
+
 /// A program chosen from the e-graph.
 struct Chosen {
     expr: RecExpr<Node>,
@@ -270,6 +288,9 @@ impl Chosen {
         let cost = |class: Id, node: &Node| {
             let types: Vec<Ty> = node.children.iter().map(|c| egraph[*c].data.ty.clone()).collect();
             let out = &egraph[class].data.ty;
+            if let (Some(seed), Op::Row(_) | Op::Opaque(_)) = (options.lots, &node.op) {
+                return drawn(seed, node, &types);
+            }
             let work = match &node.op {
                 Op::Row(op) => match options.measured.time(*op, &types) {
                     Some(time) => return time,

@@ -1,0 +1,371 @@
+"""Runs a case: eager, float64 and compiled side by side, call after call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import KINDS
+from .case import Call, Case, Entry
+from .entries import Compiled, Seen, watching
+from .oracle import Noise, Reference, judged
+from .program import module_of, widened
+from .tensors import T, twin
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What running a case showed."""
+
+    kind: str = "ok"
+    """ok, invalid (eager itself fails at the first call) or one of the kinds of findings."""
+    message: str = ""
+    calls: int = 0
+    """Calls that were compared."""
+    imprecise: int = 0
+    proofs: int = 0
+    graphs: int = 0
+
+    @property
+    def found(self) -> bool:
+        """Whether something is to be mended."""
+        return self.kind in KINDS
+
+
+class FoundError(Exception):
+    """Something is wrong with a compiled program."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class InvalidError(Exception):
+    """Eager itself cannot run the program."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What one run of a model gave and changed."""
+
+    results: Any
+    leaves: list[Any]
+    inputs: list[torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """All tensors that are compared, by name."""
+        found = {f"result {i}": v for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor)}
+        found |= {f"input {i} after the call": v for i, v in enumerate(self.inputs)}
+        found |= {f"buffer {n} after the call": v for n, v in self.buffers.items()}
+        found |= {f"gradient of {n}": v for n, v in self.gradients.items() if v is not None}
+        return {name: value.detach() for name, value in found.items()}
+
+
+def run_case(case: Case, device: str = "cpu") -> Outcome:
+    """Runs a case to its first finding."""
+    return run(case.program.source(), case.entry, case.calls(), device)
+
+
+def run(source: str, entry: Entry, calls: list[Call], device: str = "cpu") -> Outcome:
+    """The same for a program given by its source."""
+    outcome = Outcome()
+    broken: list[str] = []
+    with watching() as seen:
+        try:
+            _Session(source, entry, device, seen, outcome, broken).run(calls)
+        except InvalidError as reason:
+            outcome.kind, outcome.message = "invalid", str(reason)
+        except FoundError as found:
+            outcome.kind, outcome.message = found.kind, str(found)
+        outcome.imprecise = len(seen.imprecise)
+    # A wrong result says more than that the compiler noticed it.
+    for kind, said in (
+        ("rolled back", seen.rolled_back),
+        ("internal", seen.internal),
+        ("broken proof", broken),
+    ):
+        if outcome.kind == "ok" and said:
+            outcome.kind, outcome.message = kind, said[0]
+    return outcome
+
+
+class _Session:
+    def __init__(
+        self, source: str, entry: Entry, device: str, seen: Seen, outcome: Outcome, broken: list[str]
+    ) -> None:
+        self.broken = broken
+        self.entry, self.device, self.seen, self.outcome = entry, device, seen, outcome
+        self.model = module_of(source)().to(device)
+        self.wide = module_of(widened(source))().to(device)
+        if not entry.training:
+            for p in (*self.model.parameters(), *self.wide.parameters()):
+                p.requires_grad_(False)
+        self.eager = copy.deepcopy(self.model)
+        for module in (self.model, self.eager, self.wide):
+            module.eval()
+        self.wide.double()
+        self.compiled: Compiled | None = None
+
+    def run(self, calls: list[Call]) -> None:
+        """Makes all calls; raises what it finds."""
+        torch.manual_seed(0)
+        for i, call in enumerate(calls):
+            self._call(call, first=i == 0)
+        if self.compiled is not None:
+            self._replay(self.compiled)
+
+    def _replay(self, compiled: Compiled) -> None:
+        for report in compiled.all_reports():
+            self.outcome.graphs += 1
+            if not dict(self.entry.options).get("proof", True):
+                continue
+            replay = report.replay(budget=1e6)
+            self.outcome.proofs += 1
+            if not replay.holds:
+                self.broken.append("; ".join(replay.failures) or "the steps do not connect")
+
+    def _call(self, call: Call, *, first: bool) -> None:
+        if not first:
+            _change(self.model, call.change)
+        made = pytree.tree_map(
+            lambda v: v.make(self.device) if isinstance(v, T) else v, (call.args, dict(call.kwargs))
+        )
+        before = _state(self.model)
+        _restore(self.eager, before)
+        try:
+            eager = _ran(self.eager, twin(made), self.entry.training)
+        except Exception as error:
+            if first:
+                raise InvalidError(f"{type(error).__name__}: {error}") from None
+            _restore(self.model, before)
+            return
+        args, kwargs = twin(made)
+        try:
+            if self.compiled is None:
+                self.compiled = Compiled(self.entry, self.model, *twin(made))
+                _restore(self.model, before)
+            ours = self._compiled_run(args, kwargs)
+        except Exception as error:
+            raise FoundError("exception", _said(error, self.seen)) from error
+        self.outcome.calls += 1
+        reference = self._reference(made, before, eager)
+        _compare(ours, eager, reference)
+
+    def _compiled_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        compiled = self.compiled
+        if self.entry.name != "step" or kwargs:
+            return _ran(lambda *a, **k: compiled(a, k), (args, kwargs), self.entry.training, self.model)
+        taken: list[Any] = []
+
+        def loss(result: Any) -> torch.Tensor:
+            taken.append(result)
+            return _loss([result])
+
+        self.model.zero_grad()
+        compiled.step(args, loss)
+        return _seen(taken[0], (args, kwargs), self.model)
+
+    def _reference(self, made: Any, before: dict[str, torch.Tensor], eager: Run) -> Reference:
+        """What to judge by; float64 and noise are run from the same state."""
+        names = list(eager.values())
+
+        def listed(run: Run) -> list[torch.Tensor]:
+            values = run.values()
+            return [values[n] for n in names] if set(names) <= set(values) else []
+
+        def noisy(seed: int, roundings: float) -> list[torch.Tensor]:
+            _restore(self.eager, before)
+            try:
+                with Noise(seed, roundings):
+                    return listed(_ran(self.eager, twin(made), self.entry.training))
+            except Exception:
+                return []
+
+        def wide() -> list[torch.Tensor] | None:
+            _restore(self.wide, before)
+            try:
+                return listed(_ran(self.wide, twin(made, wide=True), self.entry.training)) or None
+            except Exception:
+                return None
+
+        return _Lazy(listed(eager), noisy, wide)
+
+
+class _Lazy(Reference):
+    """A reference that asks float64 only when something differs from eager."""
+
+    def __init__(self, eager: list[torch.Tensor], noisy: Callable[..., Any], wide: Callable[[], Any]) -> None:
+        self._wide = wide
+        self._asked = False
+        self._found: list[torch.Tensor] | None = None
+        self.eager, self.noisy, self.members = eager, noisy, []
+
+    @property
+    def wide(self) -> list[torch.Tensor] | None:
+        """The float64 values."""
+        if not self._asked:
+            self._asked, self._found = True, self._wide()
+        return self._found
+
+
+def _ran(
+    call: Callable[..., Any], given: tuple[Any, Any], training: bool, model: nn.Module | None = None
+) -> Run:
+    args, kwargs = given
+    owner = model if model is not None else call
+    assert isinstance(owner, nn.Module)
+    owner.zero_grad()
+    with torch.set_grad_enabled(training), warnings.catch_warnings():
+        if model is None:
+            warnings.simplefilter("ignore")
+        results = call(*args, **kwargs)
+        if training:
+            total = _loss(pytree.tree_leaves(results))
+            if isinstance(total, torch.Tensor) and total.requires_grad:
+                total.backward()
+    return _seen(results, given, owner)
+
+
+def _loss(results: list[Any]) -> Any:
+    """A weighted sum of the results; the weights are the same in every precision."""
+    total: Any = 0.0
+    for i, r in enumerate(results):
+        if isinstance(r, torch.Tensor) and r.requires_grad:
+            dice = torch.Generator().manual_seed(i)
+            weights = torch.randint(1, 17, r.shape, generator=dice).to(r) / 16
+            total = total + (r * weights).sum().double()
+    return total
+
+
+def _seen(results: Any, given: tuple[Any, Any], model: nn.Module) -> Run:
+    leaves = pytree.tree_leaves(results)
+    inputs = [v for v in pytree.tree_leaves(given) if isinstance(v, torch.Tensor)]
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    gradients |= {f"input {i}": v.grad for i, v in enumerate(inputs) if v.is_leaf and v.requires_grad}
+    return Run(results, leaves, inputs, dict(model.named_buffers()), gradients)
+
+
+def _compare(ours: Run, eager: Run, reference: Reference) -> None:
+    if pytree.tree_structure(ours.results) != pytree.tree_structure(eager.results):
+        raise FoundError(
+            "wrong", f"structure {pytree.tree_structure(ours.results)} of results is not eager's"
+        )
+    for i, (mine, theirs) in enumerate(zip(ours.leaves, eager.leaves, strict=True)):
+        if not isinstance(theirs, torch.Tensor):
+            if type(mine) is not type(theirs) or mine != theirs:
+                raise FoundError("wrong", f"result {i} is {mine!r}, eager's {theirs!r}")
+            continue
+        _compare_kind(f"result {i}", mine, theirs)
+    _compare_memory(ours, eager)
+    for name, theirs in eager.gradients.items():
+        mine = ours.gradients.get(name)
+        if (mine is None) != (theirs is None):
+            raise FoundError("wrong", f"gradient of {name} is {_kind(mine)}, eager's {_kind(theirs)}")
+    mine_by_name = ours.values()
+    for index, (name, theirs) in enumerate(eager.values().items()):
+        mine = mine_by_name[name]
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            raise FoundError("wrong", f"{name} is {_kind(mine)}, eager's {_kind(theirs)}")
+        said = judged(mine, reference, index)
+        if said:
+            raise FoundError("wrong", f"{name}: {said}")
+
+
+def _compare_kind(name: str, mine: Any, theirs: torch.Tensor) -> None:
+    if not isinstance(mine, torch.Tensor):
+        raise FoundError("wrong", f"{name} is a {type(mine).__name__}, eager's a tensor")
+    for what in ("shape", "dtype", "device", "layout", "requires_grad"):
+        a, b = getattr(mine, what), getattr(theirs, what)
+        if a != b:
+            raise FoundError("wrong", f"{name} has {what} {_plain(a)}, eager's {_plain(b)}")
+    if _strides(mine) != _strides(theirs):
+        raise FoundError(
+            "wrong",
+            f"{name} has strides {mine.stride()}, eager's {theirs.stride()} for {tuple(theirs.shape)}",
+        )
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides that matter: those of dimensions with more than one element."""
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1] if tensor.numel() else []
+
+
+def _compare_memory(ours: Run, eager: Run) -> None:
+    """Results share memory with inputs, buffers and each other where eager's do."""
+
+    def places(run: Run) -> dict[str, torch.Tensor]:
+        found = {f"result {i}": v for i, v in enumerate(run.leaves) if isinstance(v, torch.Tensor)}
+        found |= {f"input {i}": v for i, v in enumerate(run.inputs)}
+        found |= {f"buffer {n}": v for n, v in run.buffers.items()}
+        return {n: v for n, v in found.items() if v.numel()}
+
+    mine, theirs = places(ours), places(eager)
+    results = [n for n in theirs if n.startswith("result")]
+    for i, left in enumerate(results):
+        for right in [*results[i + 1 :], *[n for n in theirs if not n.startswith("result")]]:
+            a, b = _shared(mine[left], mine[right]), _shared(theirs[left], theirs[right])
+            if a != b:
+                verb = {True: "shares memory", False: "shares no memory"}
+                raise FoundError("wrong", f"{left} {verb[a]} with {right}, eager's {verb[b]}")
+
+
+def _shared(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+
+def _plain(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
+
+
+def _said(error: Exception, seen: Seen) -> str:
+    text = str(error).strip().splitlines() or [""]
+    lines = [line for line in text if line.strip()][:1] or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {n: t.detach().clone() for n, t in tensors}
+
+
+def _restore(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Gives parameters and buffers these values, where they have others."""
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in state and not torch.equal(tensor, state[name]):
+                tensor.copy_(state[name])
+
+
+def _change(model: nn.Module, how: str) -> None:
+    """Changes the parameters as training, loading or a user would."""
+    if how == "load":
+        model.load_state_dict(
+            {n: v * 0.75 if v.is_floating_point() else v for n, v in model.state_dict().items()}
+        )
+    named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
+    with torch.no_grad():
+        for i, (_, p) in enumerate(named):
+            if how == "add":
+                p.add_(0.125 * (i + 1))
+            elif how == "copy":
+                p.copy_(p.flip(0) if p.dim() else p * 2)
+            elif how == "zero" and i == 0:
+                p.zero_()
+            elif how == "replace" and i == len(named) - 1:
+                new = nn.Parameter(p.detach() * 1.5 - 0.1, requires_grad=p.requires_grad)
+                for other, q in list(model.named_parameters(remove_duplicate=False)):
+                    if q is p:
+                        setattr(model, other, new)

@@ -1,0 +1,163 @@
+"""How programs are compiled: the four entries, with the choice among timed forms made by the case."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import hypatia
+from hypatia import compiling, faults, native
+from hypatia.backend import collecting
+from hypatia.errors import PrecisionWarning, VerificationWarning
+from hypatia.trained import Trained
+
+from .case import Entry
+
+
+class Seen(logging.Handler):
+    """What the compiler said while a case ran."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.rolled_back: list[str] = []
+        self.imprecise: list[str] = []
+        self.internal: list[str] = []
+        self.plans = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes internal errors."""
+        text = record.getMessage()
+        if "internal error" in text or record.levelno >= logging.WARNING:
+            error = record.exc_info[1] if record.exc_info else None
+            self.internal.append(f"{text}: {type(error).__name__}: {error}" if error else text)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Seen]:
+    """Collects warnings and internal errors of what is compiled inside."""
+    seen = Seen()
+    log = logging.getLogger("hypatia")
+    log.addHandler(seen)
+    show = warnings.showwarning
+
+    def shown(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+        if issubclass(category, PrecisionWarning):
+            seen.imprecise.append(str(message))
+        elif issubclass(category, VerificationWarning):
+            seen.rolled_back.append(str(message))
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = shown
+            yield seen
+    finally:
+        warnings.showwarning = show
+        log.removeHandler(seen)
+
+
+@contextlib.contextmanager
+def won_by(form: str) -> Iterator[None]:
+    """Inside, the choice among forms of a graph is not left to a clock: this one is the fastest."""
+    rank = {"plan": 2.0, "plainer plan": 9.0, "graph": 3.0, "eager": 4.0, form: 1.0}
+
+    def in_turns(forms: Any, seconds: float, **_: Any) -> dict[str, float]:
+        return {name: rank[name] for name in forms}
+
+    still = types.SimpleNamespace(perf_counter=lambda: 0.0, sleep=lambda _: None)
+    steps = {"compiled": 1.0, "eager": 0.5 if form == "eager" else 2.0}
+    with contextlib.ExitStack() as stack:
+        for module in (native, compiling):
+            stack.enter_context(mock.patch.object(module, "in_turns", in_turns))
+        stack.enter_context(mock.patch.object(native, "time", still))
+        stack.enter_context(mock.patch.object(native, "PAUSES", ()))
+        stack.enter_context(mock.patch.object(Trained, "_timed", return_value=steps))
+        yield
+
+
+class Compiled:
+    """A compiled program, and the reports of its graphs."""
+
+    def __init__(self, entry: Entry, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.entry = entry
+        self.model = model
+        self.reports: list[Any] = []
+        options = dict(entry.options)
+        with self._set_up():
+            self.call: Callable[..., Any] = self._made(options, args, kwargs)
+
+    @contextlib.contextmanager
+    def _set_up(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(won_by(self.entry.form))
+            if self.entry.lots is not None:
+                stack.enter_context(faults.any_equal(self.entry.lots))
+            stack.enter_context(torch.set_grad_enabled(self.entry.training))
+            found = stack.enter_context(collecting())
+            try:
+                yield
+            finally:
+                self.reports += [r for r in found if r not in self.reports]
+
+    def _made(
+        self, options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        entry = self.entry
+        if entry.name == "torch":
+            torch._dynamo.reset()
+            if entry.peer:
+                return torch.compile(self.model, backend="aot_eager", dynamic=entry.dynamic)
+            return torch.compile(self.model, backend="hypatia", options=options, dynamic=entry.dynamic)
+        if entry.name == "optimize":
+            opened = _opened(args) if entry.dynamic and not kwargs else None
+            if entry.peer:
+                return torch.export.export(self.model, args, kwargs, dynamic_shapes=opened).module()
+            made = hypatia.optimize(self.model, *args, kwargs=kwargs, options=options, dynamic_shapes=opened)
+            self._note(made)
+            if entry.again:
+                faults.lots, lots = None, faults.lots
+                try:
+                    made = hypatia.optimize(made, *args, kwargs=kwargs, options=options)
+                finally:
+                    faults.lots = lots
+                self._note(made)
+            return made
+        if entry.examples and not entry.training:
+            return hypatia.compile(self.model, *args, kwargs=kwargs, **options)
+        return hypatia.compile(self.model, **options)
+
+    def _note(self, made: Any) -> None:
+        if made.meta.get("hypatia") is not None:
+            self.reports.append(made.meta["hypatia"])
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the compiled program returns."""
+        with self._set_up():
+            return self.call(*args, **kwargs)
+
+    def step(self, args: tuple[Any, ...], loss: Callable[[Any], torch.Tensor]) -> Any:
+        """Both passes by one call."""
+        with self._set_up():
+            return self.call.step(*args, loss=loss)
+
+    def all_reports(self) -> list[Any]:
+        """The reports of all graphs."""
+        more = self.call.reports if isinstance(self.call, compiling.CompiledModel) else []
+        return self.reports + [r for r in more if r not in self.reports]
+
+
+def _opened(args: tuple[Any, ...]) -> Any:
+    """First dimensions are open, where torch.export finds that they can be."""
+    auto = {0: torch.export.Dim.AUTO}
+    return pytree.tree_map(
+        lambda v: dict(auto) if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] > 1 else None, args
+    )

@@ -1,0 +1,190 @@
+"""Whether a result is right: float64 is the yardstick, eager and what roundings do to it are the measure.
+
+A value is right when it is eager's bit for bit, or as close to float64 as eager is. Where that fails, eager
+is run again with every inexact op moved by a rounding or two, several times: what these runs spread over
+cannot be asked for, and values that stay where they are in all of them must be eager's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FACTOR = 2.0
+"""How many times the error of eager, and of eager with roundings moved, a value may have."""
+
+ULPS = 4.0
+"""Roundings of a value that are always forgiven."""
+
+STEADY = 64.0
+"""Roundings by which a value may differ from eager's although eager stands still and float64 agrees."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_EXACT = _words(
+    """relu relu_ neg neg_ abs abs_ sign floor ceil round trunc max min amax amin maximum minimum fmax fmin
+    clamp clamp_ clamp_min clamp_max hardtanh where cat stack index gather embedding clone _to_copy copy_
+    copy fill_ fill zero_ zeros ones full zeros_like ones_like full_like empty empty_like empty_strided
+    new_empty new_empty_strided new_zeros new_ones new_full constant_pad_nd flip roll repeat masked_fill
+    masked_fill_ scatter slice_scatter select_scatter as_strided_scatter diagonal_scatter sort topk
+    threshold_backward threshold index_select tril triu index_put index_put_ _unsafe_index lift_fresh_copy
+    scalar_tensor nan_to_num median max_pool2d_with_indices cummax select_backward slice_backward
+    value_selecting_reduction_backward copysign index_fill_ index_fill arange tensor lift_fresh isnan sgn
+    signbit embedding_dense_backward unfold_backward _local_scalar_dense resize_ set_ ne eq lt le gt ge take
+    narrow_copy"""
+)
+
+_SUMS = _words(
+    """sum mean mm bmm addmm baddbmm convolution var std var_mean cumsum cumprod prod linalg_vector_norm norm
+    logsumexp _softmax _log_softmax native_layer_norm native_group_norm mv dot addmv _fused_rms_norm
+    native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit avg_pool2d
+    _adaptive_avg_pool2d _scaled_dot_product_flash_attention_for_cpu"""
+)
+
+
+class Noise(TorchDispatchMode):
+    """Moves what inexact ops read and return by up to so many roundings."""
+
+    def __init__(self, seed: int, roundings: float) -> None:
+        super().__init__()
+        self.seed = seed
+        self.roundings = roundings
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one op."""
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if func.is_view or name in _EXACT or not name.strip("_"):
+            return func(*args, **kwargs)
+        if name in _SUMS:
+            args = [self._moved(a) if isinstance(a, torch.Tensor) else a for a in args]
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
+                result.copy_(self._moved(result))
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._moved(r) if isinstance(r, torch.Tensor) else r for r in result)
+        return self._moved(result) if isinstance(result, torch.Tensor) else result
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point() or not value.numel():
+            return value
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        share = 2 * torch.rand(value.shape, generator=dice, dtype=torch.float64).to(value.device) - 1
+        about = torch.finfo(value.dtype)
+        wide = value.double()
+        moved = wide * (1 + about.eps * self.roundings * share)
+        small = wide.abs() < about.smallest_normal
+        moved = torch.where(small & (wide != 0), wide + _least(about) * (2 * share).round(), moved)
+        moved = torch.where(wide.isfinite(), moved, wide).to(value.dtype)
+        # A rounding must not make an infinity by itself, or hide one.
+        moved = torch.where(moved.isfinite() | ~value.isfinite(), moved, value)
+        if value.is_contiguous():
+            return moved
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
+            moved
+        )
+
+
+@dataclasses.dataclass
+class Reference:
+    """What eager returns, what float64 does, and, on demand, what eager with moved roundings does."""
+
+    eager: list[torch.Tensor]
+    wide: list[torch.Tensor] | None
+    noisy: Callable[[int, float], list[torch.Tensor]]
+    members: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+
+    def more(self, count: int, roundings: float) -> None:
+        """Runs eager so many more times."""
+        for _ in range(count):
+            made = self.noisy(len(self.members), roundings)
+            if len(made) == len(self.eager):
+                self.members.append(made)
+
+
+def judged(mine: torch.Tensor, reference: Reference, index: int) -> str:
+    """What is wrong with a result; nothing if it is right."""
+    eager = reference.eager[index]
+    if _same(mine, eager).all():
+        return ""
+    exact = reference.wide[index] if reference.wide is not None else None
+    if exact is None or exact.shape != eager.shape:
+        exact = eager
+    floating = mine.is_floating_point()
+    if floating and not _doubtful(mine, eager, exact, []).any():
+        return ""
+    said = ""
+    for count, roundings in ((6, 1.0), (10, 2.0), (32, 3.0)):
+        reference.more(count, roundings)
+        members = [m[index] for m in reference.members if m[index].shape == eager.shape]
+        wrong = _doubtful(mine, eager, exact, members) if floating else _flipped(mine, eager, members)
+        if not wrong.any():
+            return ""
+        said = _described(mine, eager, exact, wrong)
+    return said
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if not left.is_floating_point():
+        return left == right
+    return (left == right) | (left.isnan() & right.isnan())
+
+
+def _flipped(mine: torch.Tensor, eager: torch.Tensor, members: list[torch.Tensor]) -> torch.Tensor:
+    """Whole numbers that are not eager's although roundings do not matter to them."""
+    steady = torch.ones_like(eager, dtype=torch.bool)
+    for member in members:
+        steady &= member == eager
+    return (mine != eager) & steady
+
+
+def _doubtful(
+    mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, members: list[torch.Tensor]
+) -> torch.Tensor:
+    """Numbers that are further from float64 than eager and its roundings explain, or, where eager is further
+    from float64 itself and no rounding moves it, further from eager."""
+    about = torch.finfo(mine.dtype)
+    a, e, x = mine.double(), eager.double(), exact.double()
+    bound = ULPS * (about.eps * x.abs().nan_to_num(0.0, 0.0, 0.0) + _least(about))
+    own = (e - x).abs().nan_to_num(0.0, 0.0, 0.0)
+    # Eager overflowed, or made a NaN of an overflow: what float64 says is right too.
+    agreed = _same(mine, eager) | (~e.isfinite() & _same(mine, exact.to(mine.dtype)))
+    steady, moved = e.isfinite(), torch.zeros_like(own)
+    for member in members:
+        m = member.double()
+        agreed |= _same(mine, member) & ~mine.isfinite()
+        own = torch.fmax(own, (m - x).abs().nan_to_num(0.0, 0.0, 0.0))
+        # Where a rounding decides whether eager overflows, only float64 is left to judge by.
+        agreed |= (m.isfinite() != e.isfinite()) & ~mine.isfinite()
+        steady &= m.isfinite()
+        moved = torch.fmax(moved, (m - e).abs())
+    near = (a - x).abs() <= bound + FACTOR * own
+    limit = STEADY * (about.eps * e.abs() + _least(about)) + FACTOR * moved
+    unlike = steady & ((a - e).abs() > limit)
+    return ~(agreed | (near & ~unlike))
+
+
+def _described(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, wrong: torch.Tensor) -> str:
+    at = tuple(wrong.nonzero()[0].tolist())
+    values = [v[at].item() for v in (mine, eager, exact)]
+    texts = [f"{v:.9g}" if isinstance(v, float) else str(v) for v in values]
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} values are wrong, at {list(at)}: {texts[0]}, "
+        f"eager {texts[1]}, float64 {texts[2]}"
+    )
+
+
+def _least(about: torch.finfo) -> float:
+    """The smallest number that is not zero."""
+    return about.smallest_normal * about.eps

@@ -1,0 +1,274 @@
+"""The fuzzer: a fixed sample of its cases, those that it found and that are kept, and the fuzzer itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import hypatia
+from fuzz import keep
+from fuzz.case import Case, Entry, Plan
+from fuzz.check import Outcome, run_case
+from fuzz.generate import case_of
+from fuzz.minimise import minimised
+from fuzz.oracle import Reference, judged
+from fuzz.program import Program, Row, Weight, module_of
+from fuzz.runner import Runner, Settings
+from fuzz.tensors import T
+from fuzz.worker import shrunk, signature
+from hypatia import faults, native, pipeline
+
+SAMPLE = range(40)
+"""Seeds of the cases that every run of the tests sees."""
+
+KEPT = sorted(keep.FOLDER.glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Internal errors are findings of their own, not exceptions."""
+    monkeypatch.setattr(pipeline, "raise_errors", False)
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_sample_of_random_programs(seed: int) -> None:
+    outcome = run_case(case_of(seed))
+    assert not outcome.found, f"{outcome.kind}: {outcome.message}"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
+def test_what_was_found_stays_mended(path: Path) -> None:
+    module = keep.load(path)
+    outcome = keep.check(module.Model, module.ENTRY, module.CALLS)
+    assert not outcome.found, f"{outcome.kind}: {outcome.message}"
+    assert outcome.kind != "invalid", outcome.message
+
+
+def test_a_seed_gives_the_same_case_every_time() -> None:
+    for seed in range(50):
+        first, second = case_of(seed), case_of(seed)
+        assert first == second
+        assert first.program.source() == second.program.source()
+    assert len({case_of(seed).program.source() for seed in range(50)}) == 50
+
+
+def test_programs_cover_what_the_compiler_promises() -> None:
+    cases = [case_of(seed) for seed in range(400)]
+    assert all(5 <= len(c.program.rows) <= 64 for c in cases)
+    assert {c.entry.name for c in cases} == {"direct", "optimize", "torch", "step"}
+    assert {c.entry.training for c in cases} == {True, False}
+    assert {c.program.doors for c in cases} == {"flat", "dict", "tree", "groups", "optional"}
+    assert {dict(c.entry.options).get("verify") for c in cases} == {None, "off"}
+    sources = "".join(c.program.source() for c in cases)
+    wanted = ("F.linear", "torch.bmm", "F.layer_norm", "torch.rsqrt", "scaled_dot_product_attention", "::2")
+    wanted += ("torch.int8", "torch.bfloat16", "add_(", "register_buffer", ".argmax(")
+    assert not [w for w in wanted if w not in sources]
+    assert any(w.tied for c in cases for w in c.program.weights)
+    values = {v.values for c in cases for plan in c.plans[1:] for v in plan.inputs if isinstance(v, T)}
+    layouts = {v.layout for c in cases for plan in c.plans[1:] for v in plan.inputs if isinstance(v, T)}
+    assert values == {"normal", "ties", "zeros", "nan", "inf", "huge", "tiny", "mixed"}
+    assert layouts == {"dense", "swapped", "steps", "offset", "expanded"}
+
+
+def _case(
+    *rows: Row, weights: tuple[Weight, ...] = (), results: tuple[str, ...] = ("v1",), **entry: Any
+) -> Case:
+    x = T((4, 8), seed=1)
+    program = Program((("x0", x),), weights, rows, results, "one" if len(results) == 1 else "tuple")
+    options = tuple({"ilp_deadline_ms": 0, "verify": "off", **entry.pop("options", {})}.items())
+    return Case(
+        0, program, Entry(options=options, **entry), (Plan((x,)), Plan((dataclasses.replace(x, seed=2),)))
+    )
+
+
+LAYERS = (
+    Row("v0", "F.linear({0}, {1})", ("x0", "w0")),
+    Row("v9", "torch.tanh({0}) * 2", ("v0",)),
+    Row("v1", "torch.relu({0})", ("v9",)),
+)
+WEIGHT = (Weight("w0", T((8, 8), seed=3)),)
+
+
+@pytest.mark.parametrize("name", ["direct", "optimize", "torch"])
+def test_a_wrong_rule_is_found(name: str) -> None:
+    case = _case(*LAYERS, weights=WEIGHT, name=name)
+    assert run_case(case).kind == "ok"
+    with faults.wrong_rule():
+        assert run_case(case).kind == "wrong"
+        strict = case.replace(entry=dataclasses.replace(case.entry, options=(("verify", "strict"),)))
+        assert run_case(strict).kind == "rolled back"
+
+
+def test_a_wrong_rule_is_found_in_training() -> None:
+    case = _case(*LAYERS, weights=WEIGHT, name="step", training=True)
+    assert run_case(case).kind == "ok"
+    with faults.wrong_rule():
+        assert run_case(case).kind == "wrong"
+
+
+def _spoiled(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    run = native.NativeGraph.run
+
+    def spoiled(self: native.NativeGraph, args: Any) -> Any:
+        results = run(self, args)
+        return None if results is None else tuple(change(r) for r in results)
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.reshape(-1), "shape"),
+        (lambda r: r.double(), "dtype"),
+        (lambda r: r.t().contiguous().t(), "strides"),
+        (lambda r: r * 1.00001, "values are wrong"),
+        (lambda r: r.clamp(max=1.0), "values are wrong"),
+    ],
+    ids=["shape", "dtype", "strides", "values", "some values"],
+)
+def test_a_wrong_result_of_a_plan_is_found(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor], said: str
+) -> None:
+    case = _case(*LAYERS, weights=WEIGHT)
+    monkeypatch.setattr(native.NativeGraph, "run", _spoiled(change))
+    outcome = run_case(case)
+    assert outcome.kind == "wrong"
+    assert said in outcome.message
+
+
+def test_an_exception_and_an_internal_error_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    case = _case(*LAYERS, weights=WEIGHT)
+    monkeypatch.setattr(native.NativeGraph, "run", failing)
+    assert (run_case(case).kind, run_case(case).message) == ("exception", "RuntimeError: planted")
+    monkeypatch.undo()
+    monkeypatch.setattr(pipeline, "raise_errors", False)
+    monkeypatch.setattr(pipeline, "rebuild", failing)
+    assert run_case(case).kind == "internal"
+
+
+def test_equal_programs_differ_and_are_right() -> None:
+    """Prices by lot bring out other programs that are equal."""
+    rows = (
+        Row("v0", "F.linear({0}, {1})", ("x0", "w0")),
+        Row("v2", "F.linear({0}, {1})", ("x0", "w1")),
+        Row("v3", "({0} + {1}) * 2.0", ("v0", "v2")),
+        Row("v1", "{0} * torch.sigmoid({0})", ("v3",)),
+    )
+    weights = (*WEIGHT, Weight("w1", T((8, 8), seed=4)))
+    found = set()
+    for lots in range(6):
+        case = _case(*rows, weights=weights, name="optimize", lots=lots, again=True)
+        assert run_case(case).kind == "ok"
+        found.add(_program(case))
+    assert len(found) > 1
+
+
+def _program(case: Case) -> str:
+    model = module_of(case.program.source())()
+    with torch.no_grad(), faults.any_equal(case.entry.lots):
+        return str(hypatia.optimize(model, T((4, 8)).make(), options=dict(case.entry.options)).graph)
+
+
+def test_a_failing_case_is_made_small() -> None:
+    case = next(
+        c for c in map(case_of, range(500)) if any("F.linear" in r.text for r in c.program.rows[4:-4])
+    )
+
+    def fails(candidate: Case) -> bool:
+        model = module_of(candidate.program.source())()
+        try:
+            for call in candidate.calls():
+                given = (call.args, dict(call.kwargs))
+                args, kwargs = pytree.tree_map(lambda v: v.make() if isinstance(v, T) else v, given)
+                model(*args, **kwargs)
+        except Exception:
+            return False
+        return any("F.linear" in r.text for r in candidate.program.rows)
+
+    small = minimised(case, fails, seconds=20)
+    assert len(small.program.rows) == 1
+    assert len(small.plans) == 1
+    assert len(small.program.results) == 1
+    assert small.entry.options == ()
+    assert run_case(small).kind != "invalid"
+
+
+def test_what_is_made_small_has_the_same_fault(tmp_path: Path) -> None:
+    rows = (
+        *LAYERS,
+        Row("v2", "{0} + 1.0", ("v1",)),
+        Row("v3", "{0}.t()", ("v2",)),
+        Row("v4", "{0} * {1}", ("v2", "x0")),
+    )
+    case = _case(*rows, weights=WEIGHT, results=("v3", "v4"))
+    with faults.wrong_rule():
+        outcome = run_case(case)
+        small = shrunk(case, outcome, "cpu", seconds=30)
+        again = run_case(small)
+        assert signature(again) == signature(outcome)
+        assert len(small.program.rows) <= 2
+        module = keep.load(keep.kept(small, again, tmp_path))
+        assert keep.check(module.Model, module.ENTRY, module.CALLS).kind == "wrong"
+    assert keep.check(module.Model, module.ENTRY, module.CALLS).kind == "ok"
+
+
+def test_a_run_prints_seeds_counts_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = Runner(Settings(0, count=2, jobs=1, folder=tmp_path)).run()
+    assert first["seeds"] == [0, 1]
+    assert first["cases"] == 2 == sum(first["kinds"].values())
+    second = Runner(Settings(0, count=3, jobs=1, folder=tmp_path, resume=True)).run()
+    assert second["cases"] == 3
+    assert second["found"][: len(first["found"])] == first["found"]
+
+
+def test_a_process_that_hangs_is_a_finding(tmp_path: Path) -> None:
+    found = Runner(Settings(0, count=1, jobs=1, folder=tmp_path, limit=0.01)).run()
+    assert found["kinds"]["hang"] == 1
+
+
+def _judged(mine: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor, *members: torch.Tensor) -> str:
+    drawn = list(members)
+    reference = Reference([eager], [wide], lambda i, _: [drawn[i % len(drawn)] if drawn else eager])
+    return judged(mine, reference, 0)
+
+
+def test_what_the_oracle_lets_pass() -> None:
+    eager = torch.tensor([1.0, 2.0, float("nan"), float("inf")])
+    wide = eager.double()
+    assert not _judged(eager.clone(), eager, wide)
+    assert not _judged(eager * (1 + 2e-7), eager, wide), "a few roundings"
+    # Eager overflowed, float64 does not, and neither does the result.
+    assert not _judged(torch.tensor([1e38]), torch.tensor([float("inf")]), torch.tensor([1e38]).double())
+    # A comparison that a rounding decides.
+    flips = torch.tensor([True]), torch.tensor([False])
+    assert not _judged(flips[0], flips[1], flips[1], flips[0], flips[1])
+    # Cancellation: eager's runs spread as far.
+    near = [torch.tensor([v]) for v in (0.0, 1e-3, -2e-3)]
+    assert not _judged(torch.tensor([2e-3]), near[0], near[0].double(), *near)
+
+
+def test_what_the_oracle_finds() -> None:
+    one = torch.ones(3)
+    assert _judged(one * 1.0001, one, one.double())
+    assert _judged(torch.tensor([float("nan")]), torch.tensor([0.0]), torch.zeros(1).double())
+    assert _judged(torch.tensor([1.0]), torch.tensor([float("nan")]), torch.tensor([float("nan")]).double())
+    assert _judged(torch.tensor([3]), torch.tensor([4]), torch.tensor([4]))
+    # float64 agrees, but eager compares with a number rounded to its own dtype, and no rounding moves that.
+    assert _judged(torch.tensor([False]), torch.tensor([True]), torch.tensor([False]))
+    assert _judged(torch.tensor([-0.7]), torch.tensor([1.4]), torch.tensor([-0.7]).double())
+
+
+def test_outcomes_that_are_findings() -> None:
+    assert not Outcome("ok").found
+    assert not Outcome("invalid").found
+    assert Outcome("wrong").found
