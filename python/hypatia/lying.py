@@ -37,6 +37,8 @@ def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, An
                 found[part][node.name] = listed
     owners: dict[Any, int] = {}
     for place, node in enumerate(captured.results):
+        if not isinstance(value_of(node), torch.Tensor):
+            raise UnknownSizeError(f"{node.name} is no tensor")
         if plain is None or place < plain:
             found["outputs"].append(_wanted(node, owners, sizes))
         else:

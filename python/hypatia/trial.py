@@ -117,6 +117,7 @@ class Trial:
         try:
             with stage(CALL):
                 results = forward(args)
+            results = self._held(results)
             if self.training:
                 # Now, before buffers that autograd remembers are put back.
                 mine = gradients(self._by_node(results), self.comparer.leaves.values())
@@ -142,6 +143,22 @@ class Trial:
             return self._unchecked(results, error)
         finally:
             self.after.restore()
+
+    def _held(self, results: Any) -> Any:
+        """Results whose values stay when buffers are put back: copies of those that lie in them."""
+        changed = {
+            buffer.untyped_storage().data_ptr()
+            for node, buffer in self.attributes.items()
+            if node in self.before and isinstance(buffer, torch.Tensor) and buffer.layout is torch.strided
+        }
+        if not changed:
+            return results
+
+        def held(value: Any) -> Any:
+            plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+            return value.clone() if plain and value.untyped_storage().data_ptr() in changed else value
+
+        return pytree.tree_map(held, results)
 
     def _put_back(self, copies: dict[fx.Node, Any]) -> None:
         """Buffers that are attributes are changed in place by a run: their new values are results, and
