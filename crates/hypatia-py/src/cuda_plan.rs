@@ -166,7 +166,7 @@ impl BoundCudaPlan {
             return Ok(unfit);
         }
         let given = given(inputs, &self.inputs, self.exchange, Some(self.gpu))?;
-        let odd = given.iter().flatten().position(|m| m.0 as usize % 16 != 0);
+        let odd = given.iter().flatten().position(|m| !(m.0 as usize).is_multiple_of(16));
         Ok(odd.map_or_else(
             || "there is not enough memory".into(),
             |at| format!("the address of input {at} is no multiple of 16"),

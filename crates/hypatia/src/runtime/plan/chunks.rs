@@ -204,11 +204,30 @@ impl Plan {
         Ok((0..self.steps.len()).map(at).max().unwrap_or(0))
     }
 
+    /// The number of rows in which a step writes a value, whatever shape it is returned in.
+    fn rows_of(&self, id: ValueId) -> Option<usize> {
+        let step = self.steps.iter().find(|s| s.writes().contains(&id))?;
+        match step {
+            Task::Linear(l) => Some(l.m),
+            Task::Region(r) => r.shape.first().copied(),
+            Task::Rows(r) => r.shape.first().copied(),
+            Task::Columns(_) | Task::Norm(_) | Task::Torch(_) => None,
+        }
+    }
+
     /// The number of rows that all steps treat apart, and which values have a part for each; none if there is no such
     /// number.
     fn rows_apart(&self) -> Option<(usize, Vec<bool>)> {
         let first = |id: &ValueId| self.values[*id].shape.first().copied();
-        let rows = self.outputs.iter().map(first).min()??;
+        let written = self.outputs.iter().map(|id| self.rows_of(*id)).min().flatten();
+        let returned = self.outputs.iter().map(first).min().flatten();
+        [written, returned]
+            .into_iter()
+            .flatten()
+            .find_map(|rows| self.apart(rows))
+    }
+
+    fn apart(&self, rows: usize) -> Option<(usize, Vec<bool>)> {
         if rows < 2 || !self.seen.is_empty() {
             return None;
         }
