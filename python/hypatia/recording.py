@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ from .layout import same_strides
 log = logging.getLogger(__name__)
 
 _recording = threading.Lock()
+
+_TRIES = 3
+"""How often a recording is begun that another thread ends."""
 
 
 @functools.cache
@@ -45,18 +49,37 @@ class CudaGraph:
                 for _ in range(2 if warm is not None else 0):
                     warm()
                 side.synchronize()
-                try:
-                    self._record(side, run)
-                except RuntimeError as e:
-                    log.debug("torch records a CUDA graph: %s", e)
-                    self._record_by_torch(side, run)
+                self._record(side, run)
             torch.cuda.current_stream(index).wait_stream(side)
 
     def _record(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
-        self._pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(self._pool, side.device):
+        for left in reversed(range(_TRIES)):
+            try:
+                self._record_unnoticed(side, run)
+                return
+            except RuntimeError as e:
+                if any(word in str(e) for word in ("generator", "Offset increment", "Philox")):
+                    log.debug("torch records a CUDA graph that draws random numbers: %s", e)
+                    self._record_by_torch(side, run)
+                    return
+                # Another thread that waits for the whole device ends every recording there.
+                if not left:
+                    raise
+
+    def _record_unnoticed(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, pool)
+        try:
             recording, self.results = _native.cuda.record(self._index, side.cuda_stream, run)
-        self.replay = lambda: recording.launch(torch._C._cuda_getCurrentRawStream(self._index))
+        except BaseException:
+            torch._C._cuda_endAllocateToPool(self._index, pool)
+            torch._C._cuda_releasePool(self._index, pool)
+            raise
+        torch._C._cuda_endAllocateToPool(self._index, pool)
+        # The memory goes back to torch when nobody can run the recording any more.
+        weakref.finalize(self, torch._C._cuda_releasePool, self._index, pool).atexit = False
+        index = self._index
+        self.replay = lambda: recording.launch(torch._C._cuda_getCurrentRawStream(index))
 
     def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
         graph = torch.cuda.CUDAGraph()
