@@ -183,11 +183,12 @@ impl Lowering<'_> {
     /// A product's right factor, and whether its transpose lies there.
     fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
         let operand = self.operand(id)?;
-        // Steps take sizes from a factor's value: a part of one, or on the CPU another shape, is copied.
+        // Steps take sizes from a factor's value, if that is a matrix: a part of one or another shape is copied. What
+        // has more dimensions serves on a GPU as it lies.
         let is_value = |o: &Operand| {
             let value = &self.plan.values[o.value];
             let whole = o.offset == 0 && o.is_dense() && value.numel() == o.shape.iter().product::<usize>();
-            whole && (self.plan.machine == Machine::Cuda || value.shape == o.shape)
+            whole && (value.shape == o.shape || (self.plan.machine == Machine::Cuda && value.shape.len() != 2))
         };
         if is_value(&operand) {
             return Ok((operand.value, false));
