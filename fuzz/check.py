@@ -197,17 +197,20 @@ class _Session:
             except Exception:
                 return None
 
-        return _Lazy(listed(eager), noisy, wide)
+        exact = dict(self.entry.options).get("numerics") in ("exact", "wider")
+        return _Lazy(listed(eager), noisy, wide, exact=exact)
 
 
 class _Lazy(Reference):
     """A reference that asks float64 only when something differs from eager."""
 
-    def __init__(self, eager: list[torch.Tensor], noisy: Callable[..., Any], wide: Callable[[], Any]) -> None:
+    def __init__(
+        self, eager: list[torch.Tensor], noisy: Callable[..., Any], wide: Callable[[], Any], *, exact: bool
+    ) -> None:
         self._wide = wide
         self._asked = False
         self._found: list[torch.Tensor] | None = None
-        self.eager, self.noisy, self.members = eager, noisy, []
+        self.eager, self.noisy, self.exact, self.members = eager, noisy, exact, []
 
     @property
     def wide(self) -> list[torch.Tensor] | None:
