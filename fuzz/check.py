@@ -184,11 +184,8 @@ class _Session:
 
         def noisy(seed: int, roundings: float) -> list[torch.Tensor]:
             _restore(self.eager, before)
-            try:
-                with Noise(seed, roundings):
-                    return listed(_ran(self.eager, twin(made), self.entry.training))
-            except Exception:
-                return []
+            with Noise(seed, roundings):
+                return listed(_ran(self.eager, twin(made), self.entry.training))
 
         def wide() -> list[torch.Tensor] | None:
             _restore(self.wide, before)
