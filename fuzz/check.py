@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import hypatia
+
 from . import KINDS
 from .case import Call, Case, Entry
 from .entries import Compiled, Seen, watching
@@ -128,8 +130,12 @@ class _Session:
             self.outcome.graphs += 1
             if not dict(self.entry.options).get("proof", True):
                 continue
-            replay = report.replay(budget=1e6)
             self.outcome.proofs += 1
+            try:
+                replay = report.replay(budget=1e6)
+            except hypatia.HypatiaError as error:
+                self.broken.append(f"the replay fails: {error}")
+                continue
             if not replay.holds:
                 self.broken.append("; ".join(replay.failures) or "the steps do not connect")
 
