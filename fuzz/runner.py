@@ -185,6 +185,8 @@ class _Process:
                 if self._used() - begun > limit or waited > 10 * limit:
                     return None
         if not text:
+            # Its output ended, and so will it.
+            self._process.wait()
             return None
         line = json.loads(text)
         if line["over"]:
@@ -200,12 +202,10 @@ class _Process:
             return 0.0
 
     def _ended(self, limit: float) -> dict[str, Any]:
-        running = self._process.poll() is None
-        time.sleep(0.2)
-        running = running and self._process.poll() is None
-        self.end()
-        if running:
+        if self._process.poll() is None:
+            self.end()
             return {"kind": "hang", "message": f"no answer within {limit:.0f} s"}
+        self.gone = True
         said = self._errors.read_text().strip().splitlines()
         code = self._process.returncode
         return {"kind": "crash", "message": f"exit code {code}: {' | '.join(said[-12:])[-600:]}"}

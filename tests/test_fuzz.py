@@ -236,9 +236,11 @@ def test_a_process_that_hangs_is_a_finding(tmp_path: Path) -> None:
     assert found["kinds"]["hang"] == 1
 
 
-def _judged(mine: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor, *members: torch.Tensor) -> str:
+def _judged(
+    mine: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor, *members: torch.Tensor, odd: bool = False
+) -> str:
     drawn = list(members)
-    reference = Reference([eager], [wide], lambda i, _: [drawn[i % len(drawn)] if drawn else eager])
+    reference = Reference([eager], [wide], lambda i, _: [drawn[i % len(drawn)] if drawn else eager], odd)
     return judged(mine, reference, 0)
 
 
@@ -249,6 +251,10 @@ def test_what_the_oracle_lets_pass() -> None:
     assert not _judged(eager * (1 + 2e-7), eager, wide), "a few roundings"
     # Eager overflowed, float64 does not, and neither does the result.
     assert not _judged(torch.tensor([1e38]), torch.tensor([float("inf")]), torch.tensor([1e38]).double())
+    # A sum of infinities in another order.
+    odd = torch.tensor([float("nan")]), torch.tensor([float("inf")])
+    assert not _judged(odd[0], odd[1], odd[1].double(), odd=True)
+    assert _judged(odd[0], odd[1], odd[1].double())
     # A comparison that a rounding decides.
     flips = torch.tensor([True]), torch.tensor([False])
     assert not _judged(flips[0], flips[1], flips[1], flips[0], flips[1])
