@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -165,6 +166,34 @@ def check_layers() -> str:
             with _no_eager(), _always_plans():
                 for _ in range(3):
                     _assert_right(model, call, (torch.randn(m, k, device="cuda").to(dtype),))
+            done += 1
+    return f"{done} cases"
+
+
+class _Sum(nn.Module):
+    """Two layers of which one row or column may be all."""
+
+    def __init__(self, terms: int, columns: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(terms, columns), nn.Linear(terms, columns, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) - self.second(x)
+
+
+def check_single_rows_and_columns() -> str:
+    """Matrices with one row or column lie like their transposes."""
+    done = 0
+    for terms, columns in ((1, 8), (8, 1), (1, 1), (16, 1), (8, 16)):
+        for shape in ((1, 4), (3, 4), (1, 3, 4), (5, 2, 4)):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, terms), _Sum(terms, columns)).cuda()
+            call = hypatia.compile(model)
+            x = torch.randn(shape, device="cuda")
+            with _no_eager(), _always_plans(), warnings.catch_warnings():
+                warnings.simplefilter("error", hypatia.VerificationWarning)
+                for _ in range(3):
+                    _assert_right(model, call, (x,))
             done += 1
     return f"{done} cases"
 

@@ -425,7 +425,11 @@ impl Local {
             let mut p = self.program.clone();
             p.root = root;
             total += p.work(&hint);
-            if total > budget || p.reachable().iter().any(|id| matches!(p.node(*id).op, Op::Opaque(_))) {
+            let open = |id: &Id| {
+                let sizes = matches!(p.ty(*id), Ty::Tensor(t) if t.shape.iter().any(|d| d.known().is_none()));
+                sizes || matches!(p.node(*id).op, Op::Opaque(_))
+            };
+            if total > budget || p.reachable().iter().any(open) {
                 return Ok(None);
             }
             let values = p.eval(
