@@ -421,8 +421,9 @@ def test_cache() -> None:
     assert "1 entries" in text
     assert "a [bold]key[/]" in text
     assert [e["key"] for e in json.loads(good("cache", "show", "--json"))["entries"]] == ["a [bold]key[/]"]
-    cache.tuning_folder().mkdir(parents=True)
-    (cache.tuning_folder() / "tuning.jsonl").write_text('{"hypatia tuning":1}\n{"entry":{"times":{}}}\n')
+    tuning = cache.tuning_folder()
+    assert tuning is not None
+    (tuning / "tuning.jsonl").write_text('{"hypatia tuning":1}\n{"entry":{"times":{}}}\n')
     assert "1 measured kernels" in good("cache", "show")
     assert "1 entries removed" in good("cache", "clear")
     assert cache.entries() == []
@@ -469,13 +470,25 @@ def test_doctor_fails_only_when_nothing_works(monkeypatch: pytest.MonkeyPatch) -
     assert "result 0 is off" in " ".join(result.stdout.split())
 
 
-def test_libraries_are_found_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["of this Python", "of the system", "of the user", "beside torch"])
+def test_libraries_are_found_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    packages = tmp_path / "site-packages"
     library = libraries.Library("fake", ("libhypatia_fake.so.1",), lambda _: "1.2", "install it")
     assert libraries.find(library) is None
-    folder = tmp_path / "nvidia" / "fake" / "lib"
+    folder = packages / "nvidia" / "fake" / "lib"
     folder.mkdir(parents=True)
     (folder / "libhypatia_fake.so.1").write_bytes(b"no library")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(packages)
+    assert libraries.find(library) is None, "a folder that only sys.path has is not searched"
+    owner, name, value = {
+        "of this Python": (libraries.sysconfig, "get_path", lambda _: str(packages)),
+        "of the system": (libraries.site, "getsitepackages", lambda: [str(packages)]),
+        "of the user": (libraries.site, "getusersitepackages", lambda: str(packages)),
+        "beside torch": (torch, "__file__", str(packages / "torch" / "__init__.py")),
+    }[where]
+    monkeypatch.setattr(owner, name, value)
     place = libraries.find(library)
     assert place == libraries.Place(str(folder / "libhypatia_fake.so.1"), "in site-packages")
     assert libraries.version(library, place) == ""

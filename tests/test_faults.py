@@ -277,14 +277,11 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(content[: len(content) // 2])
     elif how == "flipped":
         path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    elif how == "empty":
-        path.write_bytes(b"")
     else:
-        path.unlink()
-        path.mkdir()
+        path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "empty", "folder"])
+@pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
 def test_a_corrupted_cache_file(store: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It counts as absent, and a whole one takes its place."""
     searches = Searches(monkeypatch)
@@ -295,6 +292,23 @@ def test_a_corrupted_cache_file(store: Path, monkeypatch: pytest.MonkeyPatch, ho
     assert searches.count == 2
     compile_anew()
     assert searches.count == 2, "the spoilt file was not replaced"
+
+
+def test_a_folder_in_place_of_a_cache_file(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts as absent and stays, for it is not ours: the program is searched every time."""
+    searches = Searches(monkeypatch)
+    compile_anew()
+    (entry,) = cache.entries()
+    entry.path.unlink()
+    entry.path.mkdir()
+    for count in (2, 3):
+        compile_anew()
+        assert searches.count == count
+    assert entry.path.is_dir()
+    assert files(store) == [cache._MARKER], "a half-written file was left behind"
+    assert warnings_of_the_cache(caplog) == []
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"not json", b'{"emission": "{}"}', b"null"])
@@ -308,34 +322,86 @@ def test_a_whole_file_without_a_program(store: Path, monkeypatch: pytest.MonkeyP
     assert searches.count == 2
 
 
-@pytest.mark.parametrize("emission", ["{}", '{"nodes": [], "outputs": []}', "no json"])
-def test_a_file_with_half_a_program(store: Path, monkeypatch: pytest.MonkeyPatch, emission: str) -> None:
-    """A program that cannot be rebuilt leaves the graph as it was."""
-    monkeypatch.setattr(pipeline, "raise_errors", False)
+@pytest.mark.parametrize(
+    "program", ["{}", '{"nodes": [], "root": 0, "weights": [], "origins": []}', "no json"]
+)
+def test_a_file_with_half_a_program(store: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """A program that cannot be rebuilt is searched again, and the whole one takes its place."""
+    searches = Searches(monkeypatch)
     compile_anew()
     (entry,) = cache.entries()
-    cache.put(entry.kind, entry.key, json.dumps({"emission": emission, "report": "{}"}).encode())
+    kept = json.loads(cache.get(entry.kind, entry.key))
+    cache.put(entry.kind, entry.key, json.dumps({**kept, "program": program}).encode())
     compile_anew()
+    assert searches.count == 2
+    assert program_in(entry) == kept["program"]
+
+
+def program_in(entry: cache.Entry) -> str:
+    return json.loads(cache.get(entry.kind, entry.key))["program"]
+
+
+def exchanged(compile_another: Callable[[], Any]) -> cache.Entry:
+    """The entry of the model, which has the program of another one."""
+    compile_anew()
+    (entry,) = cache.entries()
+    compile_another()
+    (other,) = (e for e in cache.entries() if e.key != entry.key)
+    assert program_in(other) != program_in(entry)
+    cache.put(entry.kind, entry.key, cache.get(other.kind, other.key))
+    return entry
 
 
 def test_a_program_of_another_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worst case: a well-formed program that computes something else. The check rolls it back."""
+    """The worst case: a whole program of the same inputs that computes something else. The check rolls it
+    back, and the results are right."""
     monkeypatch.setattr(pipeline, "raise_errors", False)
-    compile_anew()
-    (entry,) = cache.entries()
-    wrong = cache.get(entry.kind, entry.key).replace(b"relu", b"tanh")
-    cache.put(entry.kind, entry.key, wrong)
+
+    def with_tanh() -> None:
+        with monkeypatch.context() as other:
+            other.setattr(nn, "ReLU", nn.Tanh)
+            compile_anew()
+
+    exchanged(with_tanh)
     with pytest.warns(hypatia.VerificationWarning):
         compile_anew()
+
+
+def test_a_program_of_a_graph_with_other_inputs(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not fit, so that it is not used at all: the program is searched again and takes its place."""
+    wide = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 4))
+    entry = exchanged(lambda: torch.compile(wide, backend="hypatia")(torch.randn(6, 8)))
+    wrong = program_in(entry)
+    searches = Searches(monkeypatch)
+    compile_anew()
+    assert searches.count == 1
+    assert program_in(entry) != wrong
+    compile_anew()
+    assert searches.count == 1, "the program that does not fit was not replaced"
+
+
+def files(store: Path) -> list[str]:
+    return [p.name for p in store.rglob("*") if p.is_file()]
+
+
+def warnings_of_the_cache(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = (r for r in caplog.records if r.name == "hypatia.cache" and r.levelno >= logging.WARNING)
+    return [r.getMessage() for r in records]
+
+
+new_or_old = pytest.mark.parametrize("old", [False, True], ids=["new folder", "old folder"])
 
 
 @pytest.mark.parametrize(
     "code", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=["read-only", "full", "denied"]
 )
+@new_or_old
 def test_a_cache_folder_that_cannot_be_written(
-    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, old: bool
 ) -> None:
     """Nothing is kept, one line says so, and compiling goes on."""
+    if old:
+        assert cache.trouble() is None
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
@@ -343,8 +409,11 @@ def test_a_cache_folder_that_cannot_be_written(
     monkeypatch.setattr(cache.os, "replace", refuse)
     compile_anew()
     compile_anew()
-    assert sum("cannot be written" in r.message for r in caplog.records) == 1
-    assert not list(store.rglob("*.*")), "a half-written file was left behind"
+    (said,) = warnings_of_the_cache(caplog)
+    assert "nothing is kept" in said
+    assert str(store) in said
+    assert os.strerror(code) in said
+    assert files(store) == [cache._MARKER] * old, "a half-written file was left behind"
 
 
 @pytest.mark.parametrize("where", ["missing", "under a file", "removed"])
@@ -364,12 +433,16 @@ def test_a_missing_cache_folder(
     assert store.is_dir() == (where != "under a file")
 
 
-def test_an_interrupted_write_of_the_cache(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a program is written: no half of a file, and the next compilation is whole."""
+@new_or_old
+def test_an_interrupted_write_of_the_cache(store: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    """Ctrl-C while the folder is made or a program is written: no half of a file, and the next compilation
+    is whole."""
+    if old:
+        assert cache.trouble() is None
     replace = Raising(os.replace, KeyboardInterrupt())
     monkeypatch.setattr(cache.os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         compile_anew()
-    assert not [p for p in store.rglob("*") if p.is_file()]
+    assert files(store) == [cache._MARKER] * old
     compile_anew()
     assert len(cache.entries()) == 1

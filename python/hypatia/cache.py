@@ -294,12 +294,7 @@ def _parse_key(content: bytes) -> str:
 
 def _write(place: int, name: str, content: bytes) -> None:
     unfinished = f"{name.partition('.')[0]}-{os.getpid()}-{secrets.token_hex(6)}.tmp"
-    try:
-        private.write(place, unfinished, content)
-        os.replace(unfinished, name, src_dir_fd=place, dst_dir_fd=place)
-    except BaseException:
-        _remove(place, unfinished)
-        raise
+    private.replace(place, name, unfinished, content)
 
 
 def _files(names: re.Pattern[str]) -> Iterator[tuple[str, int, str, os.stat_result]]:

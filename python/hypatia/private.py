@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["RefusedError", "folder", "inner", "is_file", "read", "start", "write"]
+__all__ = ["RefusedError", "folder", "inner", "is_file", "read", "replace", "start", "write"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -88,6 +88,17 @@ def write(place: int, name: str, content: bytes) -> None:
         opened.write(content)
 
 
+def replace(place: int, name: str, unfinished: str, content: bytes) -> None:
+    """Makes a file, in place of one that is there: written under another name, of which nothing is left."""
+    try:
+        write(place, unfinished, content)
+        os.replace(unfinished, name, src_dir_fd=place, dst_dir_fd=place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished, dir_fd=place)
+        raise
+
+
 def is_file(found: os.stat_result) -> bool:
     """Whether it is a regular file that only its user may have written."""
     return stat.S_ISREG(found.st_mode) and _is_private(found)
@@ -146,9 +157,7 @@ def _is_marked(place: int, marker: str, mark: bytes) -> bool:
 
 
 def _mark(place: int, marker: str, mark: bytes) -> None:
-    name = f"{marker}-{secrets.token_hex(6)}"
-    write(place, name, mark)
-    os.replace(name, marker, src_dir_fd=place, dst_dir_fd=place)
+    replace(place, marker, f"{marker}-{secrets.token_hex(6)}", mark)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import click
-from rich.progress import Progress
 
 from .output import console, safe, table, write_json
 
@@ -83,6 +82,8 @@ def _named(found: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]
 
 def _check(native: Any, names: set[str], seeds: range, as_json: bool) -> int:
     """Prints what the soundness walk found; the number of rules that failed."""
+    from rich.progress import Progress
+
     seen: dict[str, dict[str, Any]] = {}
     with Progress(console=console(err=True), transient=True) as progress:
         task = progress.add_task("both sides of every rule", total=len(seeds))
