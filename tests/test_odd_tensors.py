@@ -52,7 +52,7 @@ def test_values_that_are_not_finite(value: float, grad: bool) -> None:
 
 
 def test_values_near_the_largest_number() -> None:
-    """Where eager's norm overflows to NaN, a result is eager's or float64's; elsewhere as close as eager's."""
+    """Where eager's norm overflows to NaN, a result is eager's or float64's; elsewhere as close as eager."""
     x = torch.randn(5, 8)
     x[0, 0], x[1] = 1e38, 1e38
     model = nn.Sequential(mlp(), nn.LayerNorm(4), nn.Softmax(-1))
