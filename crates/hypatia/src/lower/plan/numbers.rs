@@ -62,7 +62,10 @@ mod tests {
         let exact = as_eager("eq", &Attr::int(large), DType::I64, Machine::Cpu);
         assert_eq!(exact, Some(Scalar::Int(large)));
         assert_eq!(as_eager("clamp", &Attr::float(7e4), DType::F16, Machine::Cpu), None);
-        assert_eq!(as_eager("clamp", &Attr::float(f64::NAN), DType::F32, Machine::Cpu), None);
+        assert_eq!(
+            as_eager("clamp", &Attr::float(f64::NAN), DType::F32, Machine::Cpu),
+            None
+        );
         assert_eq!(as_eager("where", &Attr::int(300), DType::U8, Machine::Cpu), None);
     }
 }
