@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import hypatia
 from hypatia import native
@@ -434,3 +435,45 @@ def test_bound_plans_say_why_they_do_not_run() -> None:
         assert "takes 1 inputs, not 2" in bound.refusal(x, x)
         model.layer.weight.add_(1)
         assert bound.refusal(x) == "a weight changed"
+
+
+class _Returning(nn.Module):
+    """Returns what it changed, or what shares memory in eager alone."""
+
+    def __init__(self, function: Callable[[nn.Module, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: m.total.add_(x.sum(0)),
+        lambda m, x: m.total.copy_(x[0]).unsqueeze(0),
+        lambda m, x: x[0].neg_(),
+        lambda m, x: (x.mul_(2.0), x.relu()),
+        lambda m, x: x.to(torch.float64).to(torch.float32).unbind(1)[0],
+        lambda m, x: 100.0 + F.logsigmoid(x.t()),
+    ],
+)
+def test_changed_and_cast_tensors_are_returned_in_eagers_memory(function: Any) -> None:
+    ours, eager = _Returning(function), _Returning(function)
+    compiled = hypatia.compile(ours)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 4)
+            y = x.clone()
+            got, want = compiled(x), eager(y)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close((x, ours.total), (y, eager.total))
+            for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+                assert a.stride() == b.stride()
+                shares = [
+                    [t.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in others]
+                    for t, others in ((a, (x, ours.total)), (b, (y, eager.total)))
+                ]
+                assert shares[0] == shares[1]

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .api import Optimized, optimized
 from .guard import effects_of
+from .likeness import lies_alike
 from .locks import COMPILING
 from .native import NativeGraph, distance
 from .options import Options
@@ -325,9 +327,30 @@ class _Entry:
             self._plan(found, found.graph, model, args, timed=timed)
         elif timed:
             self._without_plan(gm, model, args, kwargs)
+        if checked and not effects_of(gm):
+            self._check_lying(found, model, args, kwargs)
         if self._run is not model:
             self._parts.count_on(found.reads)
             self.watch = self._parts.watch
+
+    def _check_lying(
+        self, found: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Keeps the model itself where results would lie otherwise: a user may write into them."""
+        if self._run is model:
+            return
+        nodes = changed_inputs(found.original)
+        attributes = [operator.attrgetter(n.target)(found.original) for n in nodes if n.op == "get_attr"]
+        changed = [t for t in attributes if isinstance(t, torch.Tensor)] if nodes else None
+        try:
+            alike = lies_alike(lambda *a, **k: self(a, k), model, args, kwargs, changed)
+        except Exception:
+            log.info("the compiled model cannot be compared with the model", exc_info=True)
+            alike = False
+        if not alike:
+            self.native, self._run, self.open = None, model, {}
+            self.report.kept, self.report.no_plan = "eager", "results would lie otherwise in memory"
+            log.info("the model runs as it is: results would lie otherwise in memory")
 
     def _plan(
         self, found: Optimized, graph: NativeGraph, model: nn.Module, args: tuple[Any, ...], *, timed: bool
