@@ -23,7 +23,7 @@ def lies_alike(
     kwargs: Mapping[str, Any],
     changed: Sequence[torch.Tensor] | None,
 ) -> bool:
-    """Whether both return tensors that lie alike; weights that a call changes are put back afterwards.
+    """Whether both return tensors that lie alike; weights that a call changes or replaces are put back.
 
     ``changed`` has these weights, and is none if a call changes nothing at all.
     """
@@ -32,10 +32,14 @@ def lies_alike(
     with torch.no_grad():
         for call in (form, model):
             before = [t.clone() for t in changed or ()]
+            held = [(m._buffers, dict(m._buffers)) for m in model.modules()] if changed else []
             given = (args, kwargs) if changed is None else pytree.tree_map(_copied, (args, dict(kwargs)))
             try:
                 found.append(_lying(call(*given[0], **given[1]), given, model))
             finally:
+                for buffers, names in held:
+                    buffers.clear()
+                    buffers.update(names)
                 for tensor, value in zip(changed or (), before, strict=True):
                     tensor.copy_(value)
                 random.restore()
