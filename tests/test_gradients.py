@@ -176,3 +176,46 @@ def test_optimize_accepts_results_in_another_order() -> None:
     model = Backwards()
     graph = hypatia.optimize(model, torch.randn(3, 4, requires_grad=True))
     assert graph.meta["hypatia"].check.status == "passed"
+
+
+class Takes(nn.Module):
+    """A part of what it puts together: the rest has gradients of zero, not none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.unseen = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.weight * x, self.unseen]).narrow(0, 0, 2)
+
+
+@pytest.mark.parametrize("verify", ["strict", "off"])
+def test_what_does_not_matter_has_zeros_for_a_gradient(verify: str) -> None:
+    model = Takes()
+    graph = hypatia.optimize(model, torch.ones(2), options={"verify": verify})
+    graph(torch.ones(2)).sum().backward()
+    assert model.unseen.grad is not None
+    assert not model.unseen.grad.any()
+
+
+class Remembers(nn.Module):
+    """Its buffer becomes part of autograd's graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sum.add_(x)
+        return x * torch.sigmoid(x)
+
+
+def test_a_buffer_may_be_changed_by_what_has_gradients() -> None:
+    model = Remembers()
+    compiled = hypatia.compile(model)
+    for _ in range(3):
+        x = torch.ones(2, requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad is not None
+    torch.testing.assert_close(model.sum.detach(), torch.full((2,), 3.0))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hypatia
+from hypatia.errors import UnsupportedError
 from outcomes import Call, assert_like_eager, grad_modes, mlp
 from support import BACKEND, assert_as_close_as_eager, compile_count, fresh_dynamo
 
@@ -205,3 +206,29 @@ def test_changes_through_data_are_seen_after_a_reset() -> None:
         model[0].weight.data.mul_(2)
         fresh_dynamo()
         assert_as_close_as_eager(compiled(x), model(x))
+
+
+class Aliased(nn.Module):
+    """An attribute that is no buffer but the tensor of one, and changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(1))
+        self.same = self.mean
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.same.mul_(0.5).add_(self.mean.detach() * 0.25)
+        return x + 1
+
+
+def test_capturing_a_model_changes_no_tensor_of_it() -> None:
+    model, theirs = Aliased(), Aliased()
+    with torch.no_grad():
+        compiled = hypatia.compile(model)
+        for rows in (1, 2, 2, 3):
+            x = torch.randn(rows, 1)
+            torch.testing.assert_close(compiled(x), theirs(x))
+            torch.testing.assert_close(model.mean, theirs.mean)
+        with pytest.raises(UnsupportedError, match="changes same"):
+            hypatia.optimize(model, x)
+        torch.testing.assert_close(model.mean, theirs.mean)

@@ -7,6 +7,7 @@ later ones with other strides and sizes.
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -477,3 +478,135 @@ def test_changed_and_cast_tensors_are_returned_in_eagers_memory(function: Any) -
                     for t, others in ((a, (x, ours.total)), (b, (y, eager.total)))
                 ]
                 assert shares[0] == shares[1]
+
+
+class Form(nn.Module):
+    """A model made of a function."""
+
+    def __init__(self, form: Callable[..., Any]) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(2))
+        self.form = form
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.form(self, *args)
+
+
+def _changed_view(_: Any, x: torch.Tensor) -> torch.Tensor:
+    view = x.transpose(0, 1)
+    view.masked_fill_(view > 0.5, 0.0)
+    return view
+
+
+CHANGES = {
+    "a view from before": lambda _, x: (x.narrow(0, 0, 1), x.mul_(x))[0],
+    "a view from after": lambda _, x: (x.zero_(), x[0])[1],
+    "a transposed view": _changed_view,
+    "a view of a buffer": lambda m, x: m.kept.add_(x.sum()).reshape(1, 2),
+}
+
+
+@pytest.mark.parametrize("verify", ["strict", "off"])
+@pytest.mark.parametrize("entry", ["compile", "optimize"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_results_lie_in_what_a_model_changes(name: str, entry: str, verify: str) -> None:
+    model = Form(CHANGES[name])
+    theirs = copy.deepcopy(model)
+    with torch.no_grad():
+        x = torch.randn(2, 2)
+        if entry == "compile":
+            ours = hypatia.compile(model, x.clone(), verify=verify)
+        else:
+            ours = hypatia.optimize(model, x.clone(), options={"verify": verify})
+        for _ in range(2):
+            a, b = x.clone(), x.clone()
+            mine, want = ours(a), theirs(b)
+            torch.testing.assert_close(mine, want)
+            torch.testing.assert_close(a, b)
+            assert mine.stride() == want.stride()
+            shares = [
+                r.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
+                for r, t in ((mine, a), (want, b), (mine, model.kept), (want, theirs.kept))
+            ]
+            assert shares[0] == shares[1]
+            assert shares[2] == shares[3]
+
+
+def test_sizes_left_open_by_a_tensor_of_odd_strides_do_not_serve_others() -> None:
+    def form(_: Any, x: torch.Tensor) -> torch.Tensor:
+        # A copy, or the input itself.
+        return x.contiguous().relu_().sum()
+
+    compiled = hypatia.compile(Form(form))
+    with torch.no_grad():
+        for x in (-torch.ones(2, 2), -torch.ones(1, 2).expand(3, 2), -torch.ones(3, 2)):
+            theirs = x.clone(memory_format=torch.preserve_format) if x.is_contiguous() else x
+            compiled(x)
+            Form(form)(theirs)
+            torch.testing.assert_close(x, theirs)
+            assert (x == 0).all() == x.is_contiguous()
+
+
+def test_a_copy_and_a_view_of_what_it_copies_share_nothing() -> None:
+    def form(_: Any, x: torch.Tensor) -> Any:
+        y = x * 2 + 1
+        return y.diagonal(), y.clone()
+
+    fresh_dynamo()
+    with torch.no_grad():
+        first, second = torch.compile(Form(form), backend="hypatia", dynamic=True)(torch.randn(2, 3, 3))
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+
+
+def test_a_training_step_has_the_strides_that_eager_has() -> None:
+    weight = nn.Parameter(torch.randn(1, 2))
+    model = Form(lambda m, x: torch.einsum("...k,kn->...n", x.mT.nan_to_num(), m.weight))
+    model.weight = weight
+    x = torch.randn(1, 1, 2)
+    assert hypatia.compile(model)(x).stride() == model(x).stride()
+
+
+class TestInputsOfOptimizedGraphs:
+    """A graph says what it was made for."""
+
+    def test_other_sizes(self) -> None:
+        with torch.no_grad():
+            graph = hypatia.optimize(nn.Linear(4, 2), torch.randn(3, 4))
+            with pytest.raises(
+                hypatia.InputError, match=r"made for input = float32\[3, 4\], not float32\[2, 4\]"
+            ):
+                graph(torch.randn(2, 4))
+            with pytest.raises(hypatia.InputError, match=r"not float64\[3, 4\]"):
+                graph(torch.randn(3, 4).double())
+
+    def test_open_sizes(self) -> None:
+        model = nn.Linear(4, 2)
+        with torch.no_grad():
+            open_sizes = ({0: torch.export.Dim("rows", min=2, max=16)},)
+            graph = hypatia.optimize(model, torch.randn(3, 4), dynamic_shapes=open_sizes)
+            x = torch.randn(9, 4)
+            torch.testing.assert_close(graph(x), model(x))
+            with pytest.raises(hypatia.InputError, match=r"float32\[2..16, 4\], not float32\[17, 4\]"):
+                graph(torch.randn(17, 4))
+
+    def test_other_numbers(self) -> None:
+        model = Form(lambda _, x, scale: x * scale)
+        with torch.no_grad():
+            graph = hypatia.optimize(model, torch.ones(2), 3)
+            torch.testing.assert_close(graph(torch.ones(2), 3), torch.full((2,), 3.0))
+            with pytest.raises(hypatia.InputError, match=r"made for .* = 3, not 4"):
+                graph(torch.ones(2), 4)
+
+    def test_copies_files_and_compilers(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            graph = hypatia.optimize(model, x)
+            for other in (
+                copy.deepcopy(graph),
+                pickle.loads(pickle.dumps(graph)),
+                hypatia.optimize(graph, x),
+                hypatia.compile(graph, x),
+                torch.compile(graph, backend="eager"),
+            ):
+                torch.testing.assert_close(other(x), model(x))

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from .api import optimize
     from .backend import compile_count, reports
     from .compiling import compile
-    from .errors import PrecisionWarning, VerificationWarning
+    from .errors import InputError, PrecisionWarning, VerificationWarning
     from .explaining import explain
     from .options import OptionError, Options
     from .verification import Verification, verify
 
 __all__ = [
     "HypatiaError",
+    "InputError",
     "OptionError",
     "Options",
     "PrecisionWarning",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "InputError": "errors",
     "OptionError": "options",
     "Options": "options",
     "PrecisionWarning": "errors",

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from .capture import value_of
 from .checking import References
 from .culprit import Part
-from .guard import Guard
+from .given import with_checked_inputs
+from .guard import Guard, effects_of
+from .likeness import lies_alike
 from .native import NativeGraph
 from .options import Options
 from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
 from .state import Reads
-from .tracing import Ranges, captured
+from .tracing import Ranges, as_written, captured
 from .trial import Forward
+from .yardstick import changed_inputs
+
+log = logging.getLogger(__name__)
 
 
 def optimize(
@@ -34,15 +42,39 @@ def optimize(
 
     The result shares the model's parameters and can be trained. Weights are folded and merged
     only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
-    The report is at ``result.meta["hypatia"]``.
+    Called with other sizes or dtypes, it raises `InputError`; ``dynamic_shapes``, as torch.export takes
+    them, leave sizes open. For inputs with other strides than the examples', results may have other strides
+    than the model's. The report is at ``result.meta["hypatia"]``.
     """
-    result = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False).kept
+    made = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False)
+    result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     # A plan can be neither copied nor written down, and the graph runs without it.
     result.meta.pop(PLAN, None)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and report.kept == "plan":
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
+    with_checked_inputs(result, pytree.tree_leaves((example_inputs, dict(kwargs or {}))), made.ranges)
     return result
+
+
+def _lying_alike(
+    made: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> fx.GraphModule:
+    """The graph that was found, or the captured one where its results would lie otherwise in memory."""
+    changes = bool(changed_inputs(made.original))
+    if effects_of(made.original):
+        return made.kept
+    try:
+        if lies_alike(made.kept, model, args, kwargs, changes=changes):
+            return made.kept
+    except Exception:
+        log.info("the optimized graph cannot be compared with the model", exc_info=True)
+    log.info("the graph stays as it was captured: results would lie otherwise in memory")
+    kept = as_written(model, args, kwargs, dynamic_shapes)
+    kept.meta["hypatia"] = made.report
+    if made.report is not None:
+        made.report.kept, made.report.no_plan = "eager", "results would lie otherwise in memory"
+    return kept
 
 
 @dataclasses.dataclass
@@ -81,7 +113,11 @@ def optimized(
     kind = "inference" if freeze else "training"
 
     def compiled(without: frozenset[Part] = frozenset()) -> tuple[fx.GraphModule, GraphReport | None]:
-        return optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
+        found, report = optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
+        if not freeze and report is not None and _reached(found.graph) != _reached(gm.graph):
+            log.info("the graph stays as it was captured: some gradients would be none instead of zeros")
+            return gm, None
+        return found, report
 
     result, report = compiled()
     mode = parsed.checksum_mode
@@ -112,6 +148,29 @@ def optimized(
     return Optimized(kept, gm, report, ranges, reads, plans.get(kept), lambda: checked(_interpreted))
 
 
+_PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
+"""Ops whose results have no gradients."""
+
+
+def _reached(graph: fx.Graph) -> set[str]:
+    """Inputs and attributes that results have gradients for."""
+    (output,) = graph.find_nodes(op="output")
+    found: set[fx.Node] = set()
+    stack = [output]
+    while stack:
+        node = stack.pop()
+        values = pytree.tree_leaves(value_of(node))
+        floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
+        if node not in found and (floats or node is output) and _name(node) not in _PLAIN:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return {str(n.target) for n in found if n.op in ("placeholder", "get_attr")}
+
+
+def _name(node: fx.Node) -> str:
+    return node.target._schema.name.removeprefix("aten::") if isinstance(node.target, OpOverload) else ""
+
+
 def _interpreted(gm: fx.GraphModule) -> Forward:
     """Runs a graph on flat inputs, whatever calling convention it has."""
 
@@ -127,5 +186,5 @@ def _changed(gm: fx.GraphModule) -> set[str]:
     return {
         n.args[0].name
         for n in gm.graph.nodes
-        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable and n.args
+        if isinstance(n.target, OpOverload) and n.target._schema.is_mutable and n.args
     }

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -183,7 +182,8 @@ class CompiledModel:
         """A new entry; sizes are left open in which it differs from one that is there."""
         for other in self._entries.values():
             dims = other.differing(signature)
-            if dims and not other.outdated():
+            # One compiled for other strides would serve contiguous tensors of other sizes.
+            if dims and all(t.is_contiguous() for t in args) and not other.outdated():
                 entry = _Entry(self.model, args, kwargs, signature, self._options, dims)
                 if entry.open:
                     return entry
@@ -327,7 +327,7 @@ class _Entry:
             self._plan(found, found.graph, model, args, timed=timed)
         elif timed:
             self._without_plan(gm, model, args, kwargs)
-        if checked and not effects_of(gm):
+        if not effects_of(gm):
             self._check_lying(found, model, args, kwargs)
         if self._run is not model:
             self._parts.count_on(found.reads)
@@ -339,11 +339,9 @@ class _Entry:
         """Keeps the model itself where results would lie otherwise: a user may write into them."""
         if self._run is model:
             return
-        nodes = changed_inputs(found.original)
-        attributes = [operator.attrgetter(n.target)(found.original) for n in nodes if n.op == "get_attr"]
-        changed = [t for t in attributes if isinstance(t, torch.Tensor)] if nodes else None
+        changes = bool(changed_inputs(found.original))
         try:
-            alike = lies_alike(lambda *a, **k: self(a, k), model, args, kwargs, changed)
+            alike = lies_alike(lambda *a, **k: self(a, k), model, args, kwargs, changes=changes)
         except Exception:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
             alike = False

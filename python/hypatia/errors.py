@@ -9,6 +9,10 @@ class UnsupportedError(HypatiaError):
     """A graph that is left as it is; the reason is the message."""
 
 
+class InputError(HypatiaError):
+    """A graph was called with inputs that it was not made for."""
+
+
 class VerificationWarning(UserWarning):
     """A compiled graph did not compute what the original does."""
 

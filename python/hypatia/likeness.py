@@ -6,13 +6,15 @@ weight or result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .state import buffers_kept
 from .yardstick import RandomState, devices_of
 
 
@@ -21,28 +23,18 @@ def lies_alike(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    changed: Sequence[torch.Tensor] | None,
+    *,
+    changes: bool,
 ) -> bool:
-    """Whether both return tensors that lie alike; weights that a call changes or replaces are put back.
-
-    ``changed`` has these weights, and is none if a call changes nothing at all.
-    """
+    """Whether both return tensors that lie alike; if calls change inputs or buffers, none of it is left."""
     random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
     found = []
     with torch.no_grad():
         for call in (form, model):
-            before = [t.clone() for t in changed or ()]
-            held = [(m._buffers, dict(m._buffers)) for m in model.modules()] if changed else []
-            given = (args, kwargs) if changed is None else pytree.tree_map(_copied, (args, dict(kwargs)))
-            try:
+            given = pytree.tree_map(_copied, (args, dict(kwargs))) if changes else (args, kwargs)
+            with buffers_kept(model) if changes else contextlib.nullcontext():
                 found.append(_lying(call(*given[0], **given[1]), given, model))
-            finally:
-                for buffers, names in held:
-                    buffers.clear()
-                    buffers.update(names)
-                for tensor, value in zip(changed or (), before, strict=True):
-                    tensor.copy_(value)
-                random.restore()
+            random.restore()
     return found[0] == found[1]
 
 

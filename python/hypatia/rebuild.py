@@ -138,7 +138,11 @@ class _Rebuilder:
         does not know may read memory in its order."""
         reads = old.all_input_nodes
         alike = [like_eager(self, new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
-        return self._copied(old, dict(zip(reads, alike, strict=True)))
+        new = self._copied(old, dict(zip(reads, alike, strict=True)))
+        if old.target is operator.getitem or getattr(old.target, "is_view", False):
+            # It is in the memory of what it reads here.
+            new.meta["val"] = self._run_fake(new)
+        return new
 
     def _note_symbols(self, node: fx.Node) -> None:
         value = value_of(node)

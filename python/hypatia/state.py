@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +88,7 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
         UnsupportedError: something was changed.
     """
     before = list(_containers(model))
+    tensors = list(_plain_tensors(model, before))
     changed: list[str] = []
     try:
         with reading(_modules(model, before)) as reads:
@@ -98,8 +99,30 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
             if key is not None:
                 changed.append(".".join(part for part in (name, key) if part))
                 _restore(container, copy)
+        for name, tensor, version, copy in tensors:
+            if tensor._version != version:
+                changed.append(name)
+                with torch.no_grad():
+                    tensor.copy_(copy)
     if changed:
         raise UnsupportedError(f"the model changes {changed[0]} when it is called")
+
+
+def _plain_tensors(
+    model: nn.Module, containers: list[tuple[str, _Container, _Container]]
+) -> Iterator[tuple[str, torch.Tensor, int, torch.Tensor]]:
+    """Tensors that are attributes but no parameters or buffers, with their versions and copies: no capture
+    replaces these by fake ones, so a run that is traced changes them."""
+    registered = {id(d) for m in model.modules() for d in (m._parameters, m._buffers)}
+    seen = set()
+    for name, container, _ in containers:
+        if id(container) in registered:
+            continue
+        for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+            plain = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            if plain and value.layout is torch.strided and not value.is_inference() and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{name}.{key}".lstrip("."), value, value._version, value.detach().clone()
 
 
 def _modules(model: nn.Module, containers: list[tuple[str, _Container, _Container]]) -> list[nn.Module]:
@@ -179,3 +202,29 @@ def _is_same(a: Any, b: Any) -> bool:
     if type(a) is dict:
         return a.keys() == b.keys() and all(_is_same(value, b[key]) for key, value in a.items())
     return isinstance(a, _PLAIN) and a == b
+
+
+@contextlib.contextmanager
+def untouched(model: Callable[..., Any], device: torch.device) -> Iterator[None]:
+    """Puts back the random number generators and the buffers."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), buffers_kept(model):
+        yield
+
+
+@contextlib.contextmanager
+def buffers_kept(model: Callable[..., Any]) -> Iterator[None]:
+    """Puts back the buffers: the same tensors under the same names, with the values they had."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    held = [(m, dict(m._buffers)) for m in modules]
+    values = [(b, b.clone()) for _, buffers in held for b in buffers.values() if b is not None]
+    try:
+        yield
+    finally:
+        for module, buffers in held:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)

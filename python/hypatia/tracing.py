@@ -69,6 +69,14 @@ def captured(
     return gm, _ranges(program, gm), reads
 
 
+def as_written(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> fx.GraphModule:
+    """A model's graph with its views and changes in place, as torch.export has it."""
+    program, _ = _exported(model, *distinct(model, (args, dict(kwargs))), dynamic_shapes)
+    return program.module(check_guards=False)
+
+
 class Exported(NamedTuple):
     """A differentiable model as a graph of flat inputs and results."""
 

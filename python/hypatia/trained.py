@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from .backend import Pass
 from .backend import hypatia as backend
 from .errors import UnsupportedError
+from .guard import effects_of
+from .likeness import lies_alike
 from .options import Options
 from .report import GraphReport
 from .signature import trained_kind
@@ -44,9 +46,10 @@ class Trained:
         self._parameters = list(model.parameters())
         self._wanted = [p.requires_grad for p in self._parameters]
         args = distinct(model, args)
-        leaves = pytree.tree_leaves(args)
+        leaves, self._form = pytree.tree_flatten(args)
         self._kinds = [trained_kind(leaf) for leaf in leaves]
         self._positional = all(isinstance(a, torch.Tensor) for a in args)
+        self._as_it_is = False
         if self.parts.hooked or not compiled:
             return
         passes: list[Pass] = []
@@ -64,13 +67,24 @@ class Trained:
                 self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
             if self.step is not None and any(t.is_cuda for t in leaves):
                 self.step.in_caller = Options.parse(options).backward_in_caller
+            why = _why_not(passes)
+            if not why and not effects_of(gm) and not self._lies_alike(args):
+                why = "results would lie otherwise in memory"
+            if why:
+                # By torch.compile the same would be wrong.
+                log.info("the model trains as it is: %s", why)
+                self._run, self.step, self._as_it_is = None, None, True
         except Exception:
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
 
+    def _lies_alike(self, args: tuple[Any, ...]) -> bool:
+        """Whether results lie as the model's own do: torch does not always foretell their strides."""
+        return lies_alike(lambda *a: self(pytree.tree_leaves(a)), self.model, args, {}, changes=True)
+
     @property
     def usable(self) -> bool:
-        """Whether the model could be compiled here."""
-        return self._run is not None
+        """Whether the model could be compiled here, or is known to train best as it is."""
+        return self._run is not None or self._as_it_is
 
     def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
@@ -159,6 +173,9 @@ class Trained:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, with gradients."""
+        if self._as_it_is:
+            args = pytree.tree_unflatten(list(leaves), self._form)
+            return self.model(*args)
         step = self.step
         if step is None or torch._C._are_functorch_transforms_active():
             results = self._run(*leaves)
@@ -169,6 +186,15 @@ class Trained:
                 return self.model(*leaves)
             results = step(leaves)
         return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
+
+
+def _why_not(passes: Sequence[Pass]) -> str:
+    """Why AOTAutograd's functions cannot stand for the model; empty if they can."""
+    known = next((p.metadata for p in passes if p.kind != "backward"), None)
+    if known is not None and any(i.mutates_data and i.requires_grad for i in known.input_info):
+        # Its history would be that of one function, which has no second backward pass.
+        return "a buffer or an input is changed by values that have gradients"
+    return ""
 
 
 def _check_gradients(passes: Sequence[Pass], wanted: Sequence[bool]) -> None:

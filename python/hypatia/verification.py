@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .checking import FACTOR, ULPS
 from .stages import CALL, EAGER, WIDE, stage
+from .state import buffers_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,21 +112,9 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, dict[str, Any]]) ->
     """The tensors that a call returns; everything it could change is put back."""
     args, kwargs = pytree.tree_map(_copied, arguments)
     devices = {t.device for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices, key=str)), _kept(function):
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices, key=str)), buffers_kept(function):
         results = function(*args, **kwargs)
     return [t.clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
-
-
-@contextlib.contextmanager
-def _kept(function: Callable[..., Any]) -> Iterator[None]:
-    buffers = list(function.buffers()) if isinstance(function, nn.Module) else []
-    before = [b.clone() for b in buffers]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
 
 
 def _copied(value: Any) -> Any:

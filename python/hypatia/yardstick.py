@@ -27,6 +27,15 @@ _WIDE = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
+_EXACT_NAMES = """
+    relu neg abs sign floor ceil round trunc amax amin max min maximum minimum clamp clamp_min clamp_max where
+    cat stack index gather embedding clone _to_copy copy_ copy fill full zeros_like ones_like full_like
+    constant_pad_nd flip roll repeat masked_fill scatter slice_scatter select_scatter sort topk index_select
+    tril triu index_put argmax argmin max_pool2d_with_indices detach lift_fresh_copy arange scalar_tensor
+"""
+_EXACT = frozenset(_EXACT_NAMES.split())
+"""Ops that round nothing: their results are among their operands, or whole numbers."""
+
 _AS_WRITTEN = {torch.ops.aten.view.dtype, torch.ops.aten.nextafter.default}
 """Ops that mean something else in another precision."""
 
@@ -188,7 +197,8 @@ class Stream:
             self.random.restore()
         try:
             if self.wide and not step.as_written:
-                return self._run_wide(step)
+                value = self._run_wide(step)
+                return self._moved(step.node, value) if self.nudge else value
             if self.wide:
                 return self._run_narrow(step)
             args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self.env.__getitem__)
@@ -209,6 +219,25 @@ class Stream:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise
             return self._run_narrow(step)
+
+    def _moved(self, node: fx.Node, value: Any) -> Any:
+        """A result moved by half a rounding of the dtype that the graph has it in, if the op rounds."""
+        schema = getattr(node.target, "_schema", None)
+        recorded = value_of(node)
+        if (
+            schema is None
+            or node.target.is_view
+            or schema.is_mutable
+            or not isinstance(recorded, torch.Tensor)
+        ):
+            return value
+        if not recorded.is_floating_point() or schema.name.removeprefix("aten::") in _EXACT:
+            return value
+        return value + value * self._half_roundings(value, recorded.dtype)
+
+    def _half_roundings(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        share = torch.rand(value.shape, generator=self.dice).sub_(0.5).mul_(torch.finfo(dtype).eps)
+        return share.to(value)
 
     def _run_inside(self, script: Script, args: tuple[Any, ...]) -> Any:
         """A graph that is called as one."""
@@ -232,9 +261,7 @@ class Stream:
     def _widened(self, value: Any) -> Any:
         wide = _widened(value)
         if self.nudge and isinstance(value, torch.Tensor) and value.is_floating_point():
-            eps = torch.finfo(value.dtype).eps
-            share = torch.rand(value.shape, generator=self.dice).sub_(0.5).mul_(eps)
-            wide = wide + wide * share.to(value.device)
+            wide = wide + wide * self._half_roundings(wide, value.dtype)
         return wide
 
 

@@ -8,7 +8,7 @@ import itertools
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .. import backend, machine, stages
 from ..options import Options
 from ..pipeline import Left, hearing_of_left
 from ..report import GraphReport, Replay
+from ..state import buffers_kept, untouched
 from ..verification import Verification, verify
 from .breaks import Breaks
 from .report import Report, Timings
@@ -65,7 +66,7 @@ def explain(
     device = _device(model, arguments)
     eager = Step(model, model, training)
     busy = machine.busy()
-    with _untouched(model, device):
+    with untouched(model, device):
         progress("the model as it is")
         # First as it is: a model that cannot run fails with its own error, not with a compiler's.
         _call(eager, arguments)
@@ -195,7 +196,7 @@ def _compiled(
 def _call(step: Step, arguments: tuple[Any, dict[str, Any]]) -> None:
     """Runs a step on copies of the inputs, with the random numbers and buffers of the first run."""
     args, kwargs = pytree.tree_map(_copied, arguments)
-    with _buffers_kept(step):
+    with buffers_kept(step):
         step(*args, **kwargs)
 
 
@@ -232,7 +233,7 @@ def _timed(
         _wait(device)
         return time.perf_counter() - start
 
-    with _buffers_kept(eager):
+    with buffers_kept(eager):
         slowest = max(seconds(step) for step in steps.values())
         fewest, most = REPETITIONS
         repetitions = min(most, max(fewest, int(TIMING_SECONDS / (2 * slowest + 1e-9))))
@@ -254,32 +255,6 @@ def _device(model: Callable[..., Any], arguments: Any) -> torch.device:
     own = list(model.parameters()) if isinstance(model, nn.Module) else []
     tensors = own + [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
     return next((t.device for t in tensors), torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def _untouched(model: Callable[..., Any], device: torch.device) -> Iterator[None]:
-    """Puts back the random number generators and the buffers."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), _buffers_kept(model):
-        yield
-
-
-@contextlib.contextmanager
-def _buffers_kept(model: Callable[..., Any]) -> Iterator[None]:
-    """Puts back the buffers: the same tensors under the same names, with the values they had."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    held = [(m, dict(m._buffers)) for m in modules]
-    values = [(b, b.clone()) for _, buffers in held for b in buffers.values() if b is not None]
-    try:
-        yield
-    finally:
-        for module, buffers in held:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-        with torch.no_grad():
-            for buffer, value in values:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
 
 
 def _copied(value: Any) -> Any:

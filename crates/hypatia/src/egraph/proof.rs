@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::EGraph;
 use crate::error::{Error, Result};
-use crate::eval::{Mode, difference};
+use crate::eval::{Arr, Mode, Val, difference};
 use crate::ir::node::{Node, Op};
 use crate::ir::program::{Input, Leaves, Program};
 use crate::ir::text;
@@ -381,6 +381,16 @@ impl Cut<'_> {
     }
 }
 
+/// What evaluating both sides of a step showed.
+enum Sides {
+    /// How far they are apart.
+    Apart(f64),
+    /// They cannot be evaluated.
+    Unknown,
+    /// The first has no value for these inputs.
+    Undefined,
+}
+
 struct Local {
     /// Whether an op became an input: the sides may be equal although they are not for all inputs.
     cut: bool,
@@ -418,6 +428,29 @@ impl Local {
                 None => return Ok(None),
             }
         }
+        match self.apart(&inputs, budget)? {
+            Sides::Apart(difference) => Ok(Some(difference)),
+            Sides::Unknown => Ok(None),
+            // An index may have been beyond what it is an index of: the first element is always there.
+            Sides::Undefined => {
+                for (value, input) in inputs.iter_mut().zip(&self.program.leaves.inputs) {
+                    match (&*value, &input.ty) {
+                        (Val::Arr(a), Ty::Tensor(t)) if !t.dtype.is_float() => {
+                            *value = Val::arr(Arr::new(a.shape.clone(), vec![0.0; a.data.len()]));
+                        }
+                        _ => {}
+                    }
+                }
+                match self.apart(&inputs, budget)? {
+                    Sides::Apart(difference) => Ok(Some(difference)),
+                    Sides::Unknown | Sides::Undefined => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// How far the two sides are apart for these inputs.
+    fn apart(&self, inputs: &[Val], budget: f64) -> Result<Sides> {
         let hint = |s: &str| self.program.leaves.hint(s);
         let mut total = 0.0;
         let mut sides = vec![];
@@ -430,7 +463,7 @@ impl Local {
                 sizes || matches!(p.node(*id).op, Op::Opaque(_))
             };
             if total > budget || p.reachable().iter().any(open) {
-                return Ok(None);
+                return Ok(Sides::Unknown);
             }
             let values = p.eval(
                 &|op, _| match op {
@@ -441,9 +474,14 @@ impl Local {
                     }),
                 },
                 Mode::Real,
-            )?;
-            sides.push(values[&root].clone());
+            );
+            match values {
+                Ok(values) => sides.push(values[&root].clone()),
+                // The original has no value for these inputs; what it became needs none.
+                Err(Error::Eval { .. }) if sides.is_empty() => return Ok(Sides::Undefined),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(Some(difference(&sides[0], &sides[1])))
+        Ok(Sides::Apart(difference(&sides[0], &sides[1])))
     }
 }
