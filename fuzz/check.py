@@ -177,8 +177,9 @@ class _Session:
         except Exception as error:
             raise FoundError("exception", _said(error, self.seen)) from error
         self.outcome.calls += 1
-        if _is_odd((made, before)):
-            # Checked for the first time on numbers whose sums depend on their order, a graph may be refused.
+        if _is_odd((made, before)) or _has_subnormals((made, before)):
+            # Checked for the first time on numbers whose sums depend on their order, or that a kernel takes
+            # for zeros, a graph may be refused.
             self.seen.imprecise += self.seen.rolled_back
             self.seen.rolled_back.clear()
         reference = self._reference(made, before, eager)
@@ -224,10 +225,12 @@ class _Session:
             _restore(self.eager, before)
             with Overflows() as watch:
                 _ran(self.eager, twin(made), self.entry.training)
-            return watch.seen
+            return watch.seen or _has_subnormals((made, before))
 
-        ordered = dict(self.entry.options).get("numerics") in ("exact", "wider")
-        return _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)), ordered=ordered)
+        found = _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)))
+        numerics = dict(self.entry.options).get("numerics")
+        found.ordered, found.exact = numerics in ("exact", "wider"), numerics == "exact"
+        return found
 
 
 class _Lazy(Reference):
@@ -241,19 +244,18 @@ class _Lazy(Reference):
         overflows: Callable[[], bool],
         *,
         odd: bool,
-        ordered: bool,
     ) -> None:
         self._wide = wide
         self._asked = False
         self._found: list[torch.Tensor] | None = None
         self.eager, self.noisy, self.members = eager, noisy, []
-        self.odd, self.ordered = odd, ordered
+        self.odd = odd
         self._overflows = overflows
         self._overflowed: bool | None = None
 
     @property
     def overflows(self) -> bool:
-        """Whether a number of eager's run overflows, or nearly."""
+        """Whether a number of eager's run overflows, or nearly, or is subnormal at first."""
         if self._overflowed is None:
             self._overflowed = self._overflows()
         return self._overflowed
@@ -423,6 +425,16 @@ def _change(model: nn.Module, how: str) -> None:
                 for other, q in list(model.named_parameters(remove_duplicate=False)):
                     if q is p:
                         setattr(model, other, new)
+
+
+def _has_subnormals(values: Any) -> bool:
+    """Whether there are numbers that a kernel may take for zeros."""
+    for v in pytree.tree_leaves(values):
+        if isinstance(v, torch.Tensor) and v.is_floating_point():
+            size = v.detach().double().abs()
+            if bool(((size > 0) & (size < torch.finfo(v.dtype).smallest_normal)).any()):
+                return True
+    return False
 
 
 def _is_odd(values: Any) -> bool:

@@ -23,7 +23,13 @@ UNARY = (
     *("{0}.clamp(0.0, 6.0)", "{0} ** 2", "{0} ** 3", "{0}.abs() ** 0.5", "{0} ** 1.0", "torch.isnan({0})"),
     *("F.selu({0})", "F.celu({0})", "F.softsign({0})", "F.logsigmoid({0})", "F.softplus({0}, 2.0, 5.0)"),
     *("torch.exp(-{0}.abs())", "torch.isfinite({0})", "torch.frac({0})", "F.threshold({0}, 0.1, 0.2)"),
-    *("{0}.nan_to_num()", "torch.erfc({0})", "torch.atan({0})", "torch.signbit({0})", "{0}.sinh()"),
+    *(
+        "{0}.nan_to_num()",
+        "torch.erfc({0})",
+        "torch.atan({0})",
+        "torch.signbit({0}.nan_to_num())",
+        "{0}.sinh()",
+    ),
 )
 
 WHOLE_UNARY = (
@@ -149,7 +155,9 @@ def compared(b: Builder) -> str | None:
     if b.chance(0.6):
         mask = b.emit(f"{{0}} {sign} {b.dice.choice(NUMBERS)!r}", x)
     else:
-        mask = b.emit(f"{{0}} {sign} {{1}}", x, b.like(x))
+        # Two computed numbers are equal by chance, but for whole ones.
+        equal = "{0}.round() S {1}.round()" if sign in ("==", "!=") else "{0} S {1}"
+        mask = b.emit(equal.replace("S", sign), x, b.like(x))
     texts = ("torch.where({0}, {1} * 2, -{1})", "{1}.masked_fill({0}, 0.7)", "torch.where({0}, {1}, 0.1)")
     texts += ("{1}.masked_fill({0}, float('-inf')).softmax(-1)", "{0}.to({1}.dtype) * {1}")
     return b.emit(b.dice.choice(texts), mask, x) if b.chance(0.7) else mask

@@ -40,6 +40,9 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
     (output,) = gm.graph.find_nodes(op="output")
     index = {node: i for i, node in enumerate(nodes)}
     hints: dict[str, int] = {}
+    wrong = next((n for n in nodes if _is_foretold_wrongly(n)), None)
+    if wrong is not None:
+        raise UnsupportedError(f"torch foretells a wrong shape of {wrong.name}")
     records = [_record(node, index, node.name in weights, hints) for node in nodes]
     if not any(r["mutates"] for r in records[: _last_pure(records)]):
         text = json.dumps(
@@ -52,6 +55,19 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
         )
         return Captured(nodes, output, text, _device(nodes), hints)
     raise UnsupportedError("an input is changed before the end of the graph")
+
+
+def _is_foretold_wrongly(node: fx.Node) -> bool:
+    """Whether torch's value of a node has another shape than a run has: torch 2.11 keeps a dimension of a
+    norm that has one element."""
+    if node.target is not torch.ops.aten.linalg_vector_norm.default or len(node.args) > 3:
+        return False
+    dims = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
+    value, read = value_of(node), value_of(node.args[0])
+    kept = node.kwargs.get("keepdim", False)
+    return (
+        not kept and isinstance(value, torch.Tensor) and value.dim() != read.dim() - len(dims or read.shape)
+    )
 
 
 def value_of(node: fx.Node) -> Any:

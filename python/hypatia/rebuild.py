@@ -177,6 +177,8 @@ class _Rebuilder:
         name = f"{family}_{self.counts[family]}"
         self.counts[family] += 1
         key = json.dumps(item["body"])
+        if _has_open_sizes(item["body"]):
+            return self._inlined(item, env)
         if key not in self.bodies:
             self.bodies[key] = _body(item["body"], family, self._constant)
         body = self.bodies[key]
@@ -185,6 +187,20 @@ class _Rebuilder:
         self.modules[name] = body if kernel is None else kernels.FusedCall(body, kernel)
         node = self.graph.call_module(name, tuple(env[a["node"]] for a in item["args"]))
         return self._finish(node, old, name)
+
+    def _inlined(self, item: dict[str, Any], env: dict[int, fx.Node]) -> fx.Node:
+        """A fused op as its parts: sizes that are left open are values of the graph around it."""
+        inside: dict[int, fx.Node] = {}
+        operands = [env[a["node"]] for a in item["args"]]
+        for number, part in enumerate(item["body"]["nodes"]):
+            if part["kind"] == "input":
+                inside[number] = operands[part["origin"]]
+                continue
+            target = resolve(part["target"])
+            args, kwargs = by_schema(target, [self._argument(a, inside) for a in part["args"]])
+            node = self.graph.call_function(target, args, kwargs)
+            inside[number] = self._finish(node, None, part["op"].replace("-", "_"))
+        return inside[item["body"]["outputs"][0]]
 
     def _finish(self, node: fx.Node, old: fx.Node | None, name: str) -> fx.Node:
         """Name, metadata and a value from running the node on fake tensors."""
@@ -316,6 +332,13 @@ def _faked(fakes: Fakes, function: Any, args: Any, kwargs: Any) -> Any:
     ):
         return fakes.call(function, function, args, kwargs)
     return function(*args, **kwargs)
+
+
+def _has_open_sizes(args: Any) -> bool:
+    """Whether there is a size among the arguments of a body that is not a number."""
+    if isinstance(args, dict):
+        return isinstance(args.get("int"), list) or any(map(_has_open_sizes, args.values()))
+    return isinstance(args, list) and any(map(_has_open_sizes, args))
 
 
 def _body(emission: dict[str, Any], name: str, constant: Any) -> fx.GraphModule:

@@ -150,14 +150,17 @@ class Stream:
         *,
         wide: bool = False,
         nudge: bool = False,
+        nudge_inputs: bool = True,
+        seed: int = 0,
     ) -> None:
         self.script = script
         self.wide = wide
         self.nudge = nudge
+        self.nudge_inputs = nudge_inputs
         self.random = random.copy()
         self.env: dict[fx.Node, Any] = dict(inputs)
         self.widened: set[fx.Node] = set()
-        self.dice = torch.Generator().manual_seed(0)
+        self.dice = torch.Generator().manual_seed(seed)
         for node in script.changed:
             self.env[node] = pytree.tree_map(_cloned, self._read(node))
 
@@ -260,7 +263,7 @@ class Stream:
 
     def _widened(self, value: Any) -> Any:
         wide = _widened(value)
-        if self.nudge and isinstance(value, torch.Tensor) and value.is_floating_point():
+        if self.nudge and self.nudge_inputs and isinstance(value, torch.Tensor) and value.is_floating_point():
             wide = wide + wide * self._half_roundings(wide, value.dtype)
         return wide
 

@@ -111,6 +111,9 @@ fn opaque(program: &mut Program, index: u32, record: &Record, ty: Ty, ids: &[Id]
     })
 }
 
+/// Calls whose gradient at their bounds is not that of the op that they compute.
+const HAS_OWN_GRADIENT: &[&str] = &["hardtanh", "relu6"];
+
 /// The call as ops of the table, if one of them means exactly this.
 fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autograd: bool) -> Option<Id> {
     if record.effect && !record.random {
@@ -123,7 +126,8 @@ fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autog
         .map(|a| bind(program, a, ids))
         .collect::<Option<Vec<_>>>()?;
     for (op, call) in table().by_target(&record.target) {
-        if autograd && table().row(op).name == "detach" {
+        if autograd && (table().row(op).name == "detach" || HAS_OWN_GRADIENT.iter().any(|n| record.target.contains(n)))
+        {
             continue;
         }
         let root = program.root;

@@ -69,7 +69,7 @@ pub struct Row {
 impl Row {
     /// Whether torch chooses the kernel of its call by how the operands lie: rows without gaps must stay so.
     pub fn keeps_layout(&self) -> bool {
-        self.name.starts_with("attention")
+        self.name.starts_with("attention") || self.name == "native_group_norm"
     }
 
     /// The definition of a fused op for this many operands.
