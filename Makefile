@@ -122,6 +122,10 @@ fuzz: build ## random programs for SECONDS (180); what fails is made small and w
 fuzz-long: build ## COUNT (10000) of them, from SEED (0) on; goes on where an earlier run was stopped
 	@$(FUZZ) --count $(COUNT) --resume $(if $(SEED),,--seed 0)
 
+.PHONY: test-mutations
+test-mutations: build ## faults put into the source one by one: tests or the fuzzer must find each (about half an hour)
+	@$(BIN)/python tests/mutations.py
+
 ##@ Diagnostics: each prints a table and exits with 1 when it falls short
 
 .PHONY: diagnostics

@@ -21,6 +21,7 @@ def main() -> int:
         "--resume", action="store_true", help="leave out what an earlier run of these seeds did"
     )
     parser.add_argument("--as-they-are", action="store_true", help="do not make failing cases small")
+    parser.add_argument("--first", action="store_true", help="stop at the first finding")
     parser.add_argument("--folder", type=Path, help="where failing cases are written")
     parser.add_argument(
         "--show", type=int, metavar="SEED", help="print the case of a seed, and what it shows"
@@ -42,7 +43,7 @@ def main() -> int:
     settings = Settings(
         first, asked.count, seconds, asked.jobs, asked.device, asked.limit, folder, asked.resume
     )
-    settings.small = not asked.as_they_are
+    settings.small, settings.once = not asked.as_they_are, asked.first
     print(f"seeds from {first} on, {asked.jobs} processes, {asked.device}", file=sys.stderr)
     result = Runner(settings).run()
     kinds = ", ".join(f"{count} {kind}" for kind, count in result["kinds"].items() if count)

@@ -38,6 +38,8 @@ class Settings:
     resume: bool = False
     small: bool = True
     """Failing cases are made small."""
+    once: bool = False
+    """The first finding ends the run."""
 
 
 class Runner:
@@ -61,6 +63,8 @@ class Runner:
     def _wanted(self, done: set[int]) -> Iterator[int]:
         seed, s = self.settings.first, self.settings
         while s.count is None or seed < s.first + s.count:
+            if s.once and any(line["kind"] in KINDS for line in self.lines):
+                return
             if s.seconds is not None and time.monotonic() - self._begun > s.seconds:
                 return
             if seed not in done:

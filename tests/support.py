@@ -111,6 +111,36 @@ def _copy_tensor(tensor: torch.Tensor, *, double: bool, nudge: bool) -> torch.Te
     return twin.requires_grad_(tensor.requires_grad)
 
 
+def other_values(tree: Any, kind: str) -> Any:
+    """Arguments like these with other values, for a later call: ``moved``, ``ties`` (multiples of a half,
+    many of them zero), ``nan`` (one of them) or the same values with other ``strides``.
+
+    Whole numbers change places: they may be indices.
+    """
+
+    def other(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or not leaf.numel():
+            return leaf
+        given = leaf.detach()
+        if kind == "strides":
+            # Every other element of memory, the last dimension first.
+            memory = torch.zeros(*reversed(given.shape), 2, dtype=given.dtype)
+            made = memory.select(-1, 0).permute(*reversed(range(given.dim()))).copy_(given)
+        elif not (given.is_floating_point() or given.is_complex()):
+            made = given.flip(0) if given.dim() else given.clone()
+        elif kind == "moved":
+            made = (given.flip(0) if given.dim() else given) * 0.75
+        elif kind == "ties":
+            made = torch.view_as_real(given).mul(2).round().div(2) if given.is_complex() else None
+            made = (given * 2).round() / 2 if made is None else torch.view_as_complex(made)
+        else:
+            made = given.clone()
+            made.view(-1)[0] = float("nan")
+        return made.requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(other, tree)
+
+
 @dataclass
 class Reference:
     """The float64 results and, on demand, those of nudged arguments: the conditioning of the computation."""

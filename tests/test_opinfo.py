@@ -30,6 +30,7 @@ from support import (
     compile_count,
     copied,
     fresh_dynamo,
+    other_values,
     tensors,
 )
 
@@ -49,6 +50,9 @@ UNDEFINED = {
     "new_empty_strided",
 }
 """Ops whose results are uninitialised memory: only shape, dtype and strides can be compared."""
+
+LATER = ("moved", "ties", "nan") if EVERYTHING else ("ties",)
+"""What later calls are made with."""
 
 SEED = 1234
 
@@ -189,18 +193,43 @@ def attempt(case: Case, backend: Backend, eager: Outcome, exact: Outcome | None)
     def caller(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    try:
-        compiled = run(case, torch.compile(caller, backend=backend, dynamic=DYNAMIC))
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip()[:400]}", 0
-    try:
-        compare(case, compiled, eager, exact)
-    except MismatchError as mismatch:
-        return str(mismatch), 0
+    compiled = torch.compile(caller, backend=backend, dynamic=DYNAMIC)
+    complaint = _compared(case, compiled, eager, exact)
+    for kind in LATER:
+        if complaint is not None:
+            return complaint, 0
+        # Nothing verifies a later call but this.
+        given = other_values((case.sample.input, case.sample.args, case.sample.kwargs), kind)
+        sample = SampleInput(
+            given[0],
+            args=given[1],
+            kwargs=given[2],
+            output_process_fn_grad=case.sample.output_process_fn_grad,
+        )
+        later = replace(case, sample=sample)
+        try:
+            eager = run(later, case.call)
+        except Exception:
+            continue
+        complaint = _compared(later, compiled, eager, in_float64(later))
+        complaint = complaint and f"{complaint} ({kind} values, later call)"
+    if complaint is not None:
+        return complaint, 0
     captured = captured_count()
     if backend == BACKEND and captured and compile_count() == before:
         return f"Dynamo captured {captured} graphs, and the backend compiled none", 0
     return None, captured
+
+
+def _compared(case: Case, call: Callable[..., Any], eager: Outcome, exact: Outcome | None) -> str | None:
+    """What is wrong with a call, if anything is."""
+    try:
+        compare(case, run(case, call), eager, exact)
+    except MismatchError as mismatch:
+        return str(mismatch)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip()[:400]}"
+    return None
 
 
 def compare(case: Case, compiled: Outcome, eager: Outcome, exact: Outcome | None) -> None:

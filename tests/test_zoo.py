@@ -23,6 +23,7 @@ from support import (
     compile_count,
     copied,
     fresh_dynamo,
+    other_values,
     tensors,
 )
 from zoo import ZOO, Entry
@@ -148,6 +149,16 @@ def test_inference(entry: Entry) -> None:
             for parameter in model.parameters():
                 parameter.mul_(1.125)
     check(subject, infer(compiled, compiled_arguments), infer(plain, arguments), infer)
+
+    # Later calls, which nothing verifies but this.
+    for kind in ("moved", "ties", "nan", "strides"):
+        subject.arguments = other_values(entry.arguments(), kind)
+        check(
+            subject,
+            infer(compiled, copied(subject.arguments)),
+            infer(plain, copied(subject.arguments)),
+            infer,
+        )
 
 
 @pytest.mark.parametrize(
