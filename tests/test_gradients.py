@@ -219,3 +219,29 @@ def test_a_buffer_may_be_changed_by_what_has_gradients() -> None:
         compiled(x).sum().backward()
         assert x.grad is not None
     torch.testing.assert_close(model.sum.detach(), torch.full((2,), 3.0))
+
+
+class Windows(nn.Module):
+    """Its result has elements several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).unfold(-1, 2, 1)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_results_that_overlap_have_their_gradients(stepped: bool) -> None:
+    model = Windows()
+    compiled = hypatia.compile(model)
+    x, weights = torch.randn(3, 2), torch.randn(3, 3, 2)
+    expected = torch.autograd.grad((model(x) * weights).sum(), list(model.parameters()))
+    for _ in range(3):
+        model.zero_grad()
+        if stepped:
+            compiled.step(x, loss=lambda y: (y * weights).sum())
+        else:
+            (compiled(x) * weights).sum().backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(expected))

@@ -11,16 +11,19 @@ from torch import fx
 from .capture import value_of
 from .errors import InputError
 from .tracing import Ranges
+from .yardstick import changed_inputs
 
 _MOST = 2**62
 """A size without a bound."""
 
 
-def check_inputs(names: Sequence[str], kinds: Sequence[Any], *inputs: Any) -> None:
+def check_inputs(
+    names: Sequence[str], kinds: Sequence[Any], *inputs: Any, changed: Sequence[str] = ()
+) -> None:
     """Compares the inputs of a call with those that a graph was made for.
 
     The kind of a tensor is its dtype and sizes, of which open ones are pairs of bounds; that of anything
-    else is a value, or none if it does not matter.
+    else is a value, or none if it does not matter. Tensors that are changed have no element twice.
 
     Raises:
         InputError: a size or a dtype is another one, or a number is.
@@ -28,7 +31,9 @@ def check_inputs(names: Sequence[str], kinds: Sequence[Any], *inputs: Any) -> No
     traced = next((v for v in inputs if isinstance(v, fx.Proxy)), None)
     if traced is not None:
         # Graphs are read from a file by tracing their code.
-        traced.tracer.create_proxy("call_function", check_inputs, (tuple(names), tuple(kinds), *inputs), {})
+        traced.tracer.create_proxy(
+            "call_function", check_inputs, (tuple(names), tuple(kinds), *inputs), {"changed": tuple(changed)}
+        )
         return
     for name, kind, value in zip(names, kinds, inputs, strict=True):
         if kind is not None and not _is_of(kind, value):
@@ -36,6 +41,10 @@ def check_inputs(names: Sequence[str], kinds: Sequence[Any], *inputs: Any) -> No
                 f"this graph was made for {name} = {_text(kind)}, not {_text(_kind(value))}; "
                 "optimize the model for that too, or leave sizes open with dynamic_shapes"
             )
+        if name in changed and any(
+            n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True)
+        ):
+            raise InputError(f"this graph changes {name}, of which elements share memory; give it a copy")
 
 
 def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[Any], ranges: Ranges) -> None:
@@ -45,8 +54,11 @@ def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[Any], ranges: Ran
         return
     kinds = [_wanted(n, e, i, ranges) for i, (n, e) in enumerate(zip(nodes, examples, strict=True))]
     names = tuple(str(n.target) for n in nodes)
+    changed = tuple(str(n.target) for n in changed_inputs(gm) if n.op == "placeholder")
     with gm.graph.inserting_after(nodes[-1]):
-        gm.graph.call_function(check_inputs, (names, tuple(kinds), *nodes))
+        gm.graph.call_function(
+            check_inputs, (names, tuple(kinds), *nodes), {"changed": changed} if changed else {}
+        )
     gm.recompile()
 
 

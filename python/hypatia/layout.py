@@ -39,6 +39,21 @@ def same_strides(have: Any, want: Any) -> bool:
     )
 
 
+def overlaps(value: torch.Tensor) -> bool:
+    """Whether several elements of a tensor may be in one place."""
+    if value.layout is not torch.strided:
+        return False
+    reach = 0
+    for stride, size in sorted(
+        (_example(value.stride(d)), _example(value.shape[d])) for d in range(value.dim())
+    ):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 def same_order(have: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether the dimensions of two tensors of one shape follow each other in memory in the same order.
 

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from .backend import Pass
 from .backend import hypatia as backend
+from .capture import value_of
 from .errors import UnsupportedError
 from .guard import effects_of
+from .layout import overlaps
 from .likeness import lies_alike
 from .options import Options
 from .report import GraphReport
@@ -67,7 +69,7 @@ class Trained:
                 self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
             if self.step is not None and any(t.is_cuda for t in leaves):
                 self.step.in_caller = Options.parse(options).backward_in_caller
-            why = _why_not(passes)
+            why = _why_not(gm, passes)
             if not why and not effects_of(gm) and not self._lies_alike(args):
                 why = "results would lie otherwise in memory"
             if why:
@@ -188,8 +190,13 @@ class Trained:
         return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
 
 
-def _why_not(passes: Sequence[Pass]) -> str:
+def _why_not(gm: fx.GraphModule, passes: Sequence[Pass]) -> str:
     """Why AOTAutograd's functions cannot stand for the model; empty if they can."""
+    (output,) = gm.graph.find_nodes(op="output")
+    results = [value_of(n) for n in output.args[0] if isinstance(n, fx.Node)]
+    if any(isinstance(r, torch.Tensor) and overlaps(r) for r in results):
+        # It makes gradients lie as the results do, where they would overwrite each other.
+        return "a result has elements that share memory"
     known = next((p.metadata for p in passes if p.kind != "backward"), None)
     if known is not None and any(i.mutates_data and i.requires_grad for i in known.input_info):
         # Its history would be that of one function, which has no second backward pass.
