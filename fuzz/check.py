@@ -120,6 +120,7 @@ class _Session:
             for p in (*self.model.parameters(), *self.wide.parameters()):
                 p.requires_grad_(False)
         self.eager = copy.deepcopy(self.model)
+        self.on_cpu = copy.deepcopy(self.model).cpu().eval() if device != "cpu" else None
         for module in (self.model, self.eager, self.wide):
             module.eval()
         self.wide.double()
@@ -155,8 +156,12 @@ class _Session:
             lambda v: v.make(self.device) if isinstance(v, T) else v, (call.args, dict(call.kwargs))
         )
         before = _state(self.model)
-        _restore(self.eager, before)
         try:
+            if self.on_cpu is not None:
+                # Where an index is out of range a GPU ends the process, a CPU says so.
+                _restore(self.on_cpu, {n: t.cpu() for n, t in before.items()})
+                _ran(self.on_cpu, pytree.tree_map(_on_cpu, twin(made)), self.entry.training)
+            _restore(self.eager, before)
             eager = _ran(self.eager, twin(made), self.entry.training)
         except Exception as error:
             if first:
@@ -221,11 +226,11 @@ class _Session:
             except Exception:
                 return None
 
-        def overflows() -> bool:
+        def overflows() -> tuple[bool, bool]:
             _restore(self.eager, before)
             with Overflows() as watch:
                 _ran(self.eager, twin(made), self.entry.training)
-            return watch.seen or _has_subnormals((made, before))
+            return watch.seen or _has_subnormals((made, before)), watch.made
 
         found = _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)))
         numerics = dict(self.entry.options).get("numerics")
@@ -241,7 +246,7 @@ class _Lazy(Reference):
         eager: list[torch.Tensor],
         noisy: Callable[..., Any],
         wide: Callable[[], Any],
-        overflows: Callable[[], bool],
+        overflows: Callable[[], tuple[bool, bool]],
         *,
         odd: bool,
     ) -> None:
@@ -257,7 +262,7 @@ class _Lazy(Reference):
     def overflows(self) -> bool:
         """Whether a number of eager's run overflows, or nearly, or is subnormal at first."""
         if self._overflowed is None:
-            self._overflowed = self._overflows()
+            self._overflowed, self.made = self._overflows()
         return self._overflowed
 
     @property
@@ -376,6 +381,12 @@ def _compare_memory(ours: Run, eager: Run) -> None:
 
 def _shared(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+
+
+def _on_cpu(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().cpu().requires_grad_(value.requires_grad)
 
 
 def _kind(value: Any) -> str:
