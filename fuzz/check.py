@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import warnings
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import hypatia
+from hypatia import faults
 from hypatia.errors import UnsupportedError
 
 from . import KINDS
@@ -206,6 +208,16 @@ class _Session:
         compiled.step(args, loss)
         return _seen(taken[0], (args, kwargs), self.model)
 
+    def _graph(self, made: Any) -> Callable[..., Any]:
+        """The optimized graph of the model, by torch's ops; its proof is replayed elsewhere."""
+        options = {k: v for k, v in self.entry.options if k != "verify"} | {"verify": "off"}
+        args, kwargs = twin(made)
+        with contextlib.ExitStack() as stack:
+            if self.entry.lots is not None:
+                stack.enter_context(faults.any_equal(self.entry.lots))
+            stack.enter_context(torch.set_grad_enabled(self.entry.training))
+            return hypatia.optimize(self.eager, *args, kwargs=kwargs, options=options)
+
     def _reference(self, made: Any, before: dict[str, torch.Tensor], eager: Run) -> Reference:
         """What to judge by; float64 and noise are run from the same state."""
         names = list(eager.values())
@@ -232,7 +244,23 @@ class _Session:
                 _ran(self.eager, twin(made), self.entry.training)
             return watch.seen or _has_subnormals((made, before)), watch.made
 
+        def equal(seed: int, roundings: float) -> list[torch.Tensor]:
+            # A graph of hypatia.optimize has the weights of the model itself.
+            itself = self.entry.name == "optimize" and self.compiled is not None
+            owner = self.model if itself else self.eager
+            after = _state(owner)
+            _restore(owner, before)
+            try:
+                graph = self.compiled.call if itself else self._graph(made)
+                with Noise(seed, roundings):
+                    return listed(_ran(graph, twin(made), self.entry.training, owner))
+            except Exception:
+                return []
+            finally:
+                _restore(owner, after)
+
         found = _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)))
+        found.equal = equal
         numerics = dict(self.entry.options).get("numerics")
         found.ordered, found.exact = numerics in ("exact", "wider"), numerics == "exact"
         return found

@@ -447,3 +447,24 @@ def test_exact_and_wider_rules_hold_in_torch_at_extreme_values(pairs: list[dict[
 
 def _elementwise(pair: dict[str, Any]) -> bool:
     return any(word in ELEMENTWISE for word in pair["rule"].split("-")) and "linear" not in pair["text"][0]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x * 1e25 * 1e25,
+        lambda x: x * 1e25 / 1e-25,
+        lambda x: x / 1e-25 * 1e25,
+        lambda x: x / 1e-25 / 1e-25,
+    ],
+    ids=["mul-mul", "mul-div", "div-mul", "div-div"],
+)
+def test_numbers_that_become_one_do_not_overflow(form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return form(x)
+
+    x = torch.tensor([1e-20, -3e-20])
+    with torch.no_grad():
+        graph = hypatia.optimize(Model(), x, options={"verify": "off"})
+        torch.testing.assert_close(graph(x), form(x))

@@ -57,9 +57,19 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
     raise UnsupportedError("an input is changed before the end of the graph")
 
 
+_STRIDES_FORETOLD_WRONGLY = (
+    torch.ops.aten.log_sigmoid_forward.default,
+    torch.ops.aten.log_sigmoid.default,
+)
+"""Ops that return contiguous tensors, and fake ones with the strides of what they read."""
+
+
 def _is_foretold_wrongly(node: fx.Node) -> bool:
-    """Whether torch's value of a node has another shape than a run has: torch 2.11 keeps a dimension of a
-    norm that has one element."""
+    """Whether torch's value of a node has another shape or other strides than a run has: torch 2.11 keeps
+    a dimension of a norm that has one element."""
+    if node.target in _STRIDES_FORETOLD_WRONGLY:
+        read = value_of(node.args[0])
+        return read is not None and not read.is_contiguous()
     if node.target is not torch.ops.aten.linalg_vector_norm.default or len(node.args) > 3:
         return False
     dims = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")

@@ -227,8 +227,19 @@ class CompiledModel:
         return trained(leaves)
 
     def _by_torch(self) -> Callable[..., Any]:
+        """The model through torch.compile, or as it is where that fails."""
         if self._captured is None:
-            self._captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
+            captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return captured(*args, **kwargs)
+                except torch._dynamo.exc.TorchDynamoException:
+                    # Nothing of the model has run where its capture failed.
+                    log.info("the model runs as it is: torch.compile cannot capture it", exc_info=True)
+                    return self.model(*args, **kwargs)
+
+            self._captured = call
         return self._captured
 
     def __repr__(self) -> str:

@@ -222,11 +222,16 @@ class _Rebuilder:
         function = self.modules[node.target] if node.op == "call_module" else node.target
         if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
-        # With open sizes torch must put some ops together in Python: in C++ it would fix the sizes.
-        with self.fake_mode or contextlib.nullcontext(), torch.no_grad(), self.dispatcher():
-            if self.fake_mode is None:
-                return function(*args, **kwargs)
-            return _faked(fakes_of(self.fake_mode), function, args, kwargs)
+        try:
+            # With open sizes torch must put some ops together in Python: in C++ it would fix the sizes.
+            with self.fake_mode or contextlib.nullcontext(), torch.no_grad(), self.dispatcher():
+                if self.fake_mode is None:
+                    return function(*args, **kwargs)
+                return _faked(fakes_of(self.fake_mode), function, args, kwargs)
+        except RuntimeError as error:
+            if "symbolic sizes/strides" in str(error):
+                raise UnsupportedError(f"torch has no {node.target} of open sizes") from None
+            raise
 
     def helper(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         """A new node that no captured one stands for."""

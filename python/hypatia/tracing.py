@@ -64,7 +64,7 @@ def captured(
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
         program = program.run_decompositions({torch.ops.aten.copy.default: _copied})
-    gm = program.module(check_guards=False)
+    gm = _without_checks(program.module(check_guards=False))
     _values_of_attributes(gm)
     return gm, _ranges(program, gm), reads
 
@@ -74,7 +74,14 @@ def as_written(
 ) -> fx.GraphModule:
     """A model's graph with its views and changes in place, as torch.export has it."""
     program, _ = _exported(model, *distinct(model, (args, dict(kwargs))), dynamic_shapes)
-    return program.module(check_guards=False)
+    return _without_checks(program.module(check_guards=False))
+
+
+def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
+    """Without torch.export's own check of sizes at every call."""
+    gm._forward_pre_hooks.clear()
+    gm._forward_pre_hooks_with_kwargs.clear()
+    return gm
 
 
 class Exported(NamedTuple):
