@@ -115,6 +115,8 @@ class Overflows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one op."""
         name = func._schema.name.removeprefix("aten::")
+        if name == "_to_copy" and _has_numbers(args[0]):
+            self._cast(args[0].detach(), (kwargs or {}).get("dtype"))
         if self.made or func.is_view or name in _EXACT or not name.strip("_"):
             return func(*args, **(kwargs or {}))
         operands = [a for a in args if _has_numbers(a)]
@@ -127,6 +129,14 @@ class Overflows(TorchDispatchMode):
                 self.seen |= not bool((value.detach().abs() < limit).all())
                 self.made |= finite and not bool(value.detach().isfinite().all())
         return result
+
+    def _cast(self, value: torch.Tensor, dtype: torch.dtype | None) -> None:
+        """What an integer type has no place for becomes one or another number."""
+        if dtype is not None and not dtype.is_floating_point and dtype is not torch.bool:
+            about = torch.iinfo(dtype)
+            fits = (value.double() >= about.min) & (value.double() < float(about.max) + 1)
+            if not bool(fits.all()):
+                self.seen = self.made = True
 
     def _sums(self, operands: list[torch.Tensor], name: str) -> bool:
         """Whether a sum of products of two operands, or of squares of one, may overflow on its way."""

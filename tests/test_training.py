@@ -319,3 +319,26 @@ def test_gradients_of_activations(function: Any) -> None:
     backward = call._last_trained.step._graphs[1].latest()
     assert any(step.startswith("pointwise") for step in backward.steps)
     assert not any("backward" in step for step in backward.steps)
+
+
+def test_copies_of_recorded_results_lie_as_they_do() -> None:
+    from hypatia.recorded_step import _Copies, _in_one_memory
+
+    whole = torch.randn(4, 6)
+    results = [
+        whole,
+        whole[1:, ::2],
+        torch.randn(3, 4).t(),
+        torch.randn(5, 2, 4, 4)[:, :, 0, :-1],
+        torch.empty(0),
+        torch.tensor(3.0),
+        whole.view(-1),
+        torch.randn(1, 3).expand(2, 3),
+    ]
+    copies: dict[int, torch.Tensor] = {}
+    for group in _in_one_memory(results):
+        copies |= _Copies(group).make()
+    for i, result in enumerate(results):
+        assert torch.equal(copies[i], result)
+        assert copies[i].stride() == result.stride()
+    assert copies[0].data_ptr() == copies[6].data_ptr() != whole.data_ptr()

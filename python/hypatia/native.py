@@ -199,6 +199,11 @@ class NativeGraph:
         expected = pytree.tree_leaves(self.fallback(list(args)))
         pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]
         apart = max(starmap(distance, pairs), default=0.0)
+        if 1 < apart < math.inf:
+            # A difference of numbers that are nearly equal has the roundings of those.
+            sizes_of = [a.detach().abs().amax().item() for a in args if is_float(a) and a.numel()]
+            least = NEARLY * max(sizes_of, default=0.0)
+            apart = max((distance(a, b, least) for a, b in pairs), default=0.0)
         if apart > 1:
             self.native = False
             warnings.warn(
@@ -431,7 +436,16 @@ def _open_tuning(folder: Path | None) -> None:
     _native.tuning_folder(folder)
 
 
-def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+NEARLY = 1e-3
+"""Results that are smaller than this share of the inputs are judged by the inputs' roundings as well."""
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is a tensor of real numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
     """How far results are apart, in units of what roundings in another order explain."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return math.inf
@@ -445,7 +459,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
         return math.inf
     scale = b[~odd].abs().max().item() if (~odd).any() else 1.0
     apart = (a - b)[~odd].abs().max().item() if (~odd).any() else 0.0
-    return apart / (max(scale, 1e-30) * 64 * torch.finfo(ours.dtype).eps)
+    return apart / (max(scale, least, 1e-30) * 64 * torch.finfo(ours.dtype).eps)
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:
