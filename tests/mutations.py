@@ -115,7 +115,7 @@ MUTATIONS = [
         "cargo --test soundness",
     ),
     Mutation(
-        "a rule that only small numbers bear takes all",
+        "a rule that only moderate numbers bear takes all",
         "rules",
         "crates/hypatia/src/rules/algebra.rs",
         '"(mul ?x ($div ?b ?a))" if "(moderate ($div ?b ?a))"',

@@ -39,6 +39,20 @@ def same_strides(have: Any, want: Any) -> bool:
     )
 
 
+def has_aligned_rows(value: torch.Tensor) -> bool:
+    """Whether rows begin at multiples of 16 bytes, which attention on a GPU reads at a time, or cannot."""
+    if value.device.type != "cuda" or not value.dim():
+        return True
+
+    def whole(elements: Any) -> bool:
+        return _example(elements) * value.element_size() % 16 == 0
+
+    steps = zip(value.shape, value.stride(), strict=True)
+    return not whole(value.shape[-1]) or (
+        whole(value.storage_offset()) and all(_example(n) <= 1 or s == 1 or whole(s) for n, s in steps)
+    )
+
+
 def overlaps(value: torch.Tensor) -> bool:
     """Whether several elements of a tensor may be in one place."""
     if value.layout is not torch.strided:

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .capture import value_of
 from .errors import UnsupportedError
-from .layout import layout_of, padding_of, same_order, same_strides, storage_of
+from .layout import has_aligned_rows, layout_of, padding_of, same_order, same_strides, storage_of
 
 aten = torch.ops.aten
 
@@ -90,6 +90,9 @@ def rows_like_eager(build: Builder, target: OpOverload, values: list[Any], old: 
         read = None
         if old is not None:
             read = old.args[position] if position < len(old.args) else old.kwargs.get(name)
+        if not has_aligned_rows(have):
+            node = build.helper(aten.clone.default, node, memory_format=torch.contiguous_format)
+            have = value_of(node)
         if isinstance(read, fx.Node):
             want = value_of(read)
             return node if same_order(have, want) else like_eager(build, node, want)

@@ -64,6 +64,14 @@ impl Operand {
         last.is_none_or(|(size, stride)| *size <= 1 || *stride == 1)
     }
 
+    /// Whether rows of elements of so many bytes begin at multiples of 16, or cannot: a copy would not do better.
+    pub fn has_aligned_rows(&self, bytes: usize) -> bool {
+        let whole = |elements: usize| elements * bytes % 16 == 0;
+        let mut steps = self.shape.iter().zip(&self.strides);
+        !self.shape.last().is_some_and(|size| whole(*size))
+            || whole(self.offset) && steps.all(|(size, step)| *size <= 1 || *step == 1 || whole(step.unsigned_abs()))
+    }
+
     /// Strides of another shape of as many dimensions, without gaps and in the order in which its own lie in memory.
     pub fn strides_like(&self, shape: &[usize]) -> Vec<isize> {
         let order = self.memory_order();
@@ -220,6 +228,22 @@ mod tests {
                 at
             })
             .collect()
+    }
+
+    #[test]
+    fn rows_that_begin_anywhere_are_not_aligned() {
+        let rows = |offset, strides: [isize; 4], last| Operand {
+            value: 0,
+            offset,
+            shape: vec![1, 4, 1, last],
+            strides: strides.to_vec(),
+        };
+        assert!(rows(16, [48, 4, 48, 1], 4).has_aligned_rows(4));
+        // A part of a merged product.
+        assert!(!rows(17, [49, 4, 49, 1], 4).has_aligned_rows(4));
+        assert!(!rows(16, [48, 4, 48, 1], 4).has_aligned_rows(2) || 4 * 2 % 16 != 0);
+        // No copy would change it.
+        assert!(rows(17, [51, 3, 51, 1], 3).has_aligned_rows(4));
     }
 
     #[test]

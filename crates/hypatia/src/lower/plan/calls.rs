@@ -59,14 +59,19 @@ impl Lowering<'_> {
                 Ty::Attr(Attr::Int(d)) => {
                     CallOperand::Int(d.known().ok_or_else(|| no_plan("a size that is not known"))?)
                 }
-                Ty::Tensor(_) => {
+                Ty::Tensor(t) => {
+                    let t = t.clone();
                     let mut operand = self.operand(*child)?;
                     // Calls that the table does not know may depend on how their operands lie in memory.
                     if let Some(o) = opaque {
                         let wanted = self.wish.layouts.read(&o.name, operands.len());
                         operand = self.as_wanted(*child, operand, wanted)?;
-                    } else if self.row(id).is_some_and(Row::keeps_layout) && !operand.has_dense_rows() {
-                        operand = self.dense(*child)?;
+                    } else if self.row(id).is_some_and(Row::keeps_layout) {
+                        // Kernels of attention on a GPU read 16 bytes at a time.
+                        let aligned = self.plan.machine == Machine::Cpu || operand.has_aligned_rows(t.dtype.size());
+                        if !operand.has_dense_rows() || !aligned {
+                            operand = self.dense(*child)?;
+                        }
                     }
                     reads.push(operand);
                     CallOperand::Tensor(reads.len() - 1)
