@@ -245,3 +245,28 @@ def test_results_that_overlap_have_their_gradients(stepped: bool) -> None:
         else:
             (compiled(x) * weights).sum().backward()
         torch.testing.assert_close([p.grad for p in model.parameters()], list(expected))
+
+
+class Smallest(nn.Module):
+    """The gradient of the least value goes where a value equals it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        y = 0.5 * y * (1 + torch.tanh(0.7978845608028654 * (y + 0.044715 * y**3)))
+        return y.amin(-1)
+
+
+@pytest.mark.parametrize("entry", [hypatia.compile, lambda m: torch.compile(m, backend="hypatia")])
+def test_what_a_value_is_compared_with_is_not_computed_twice(entry: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model = Smallest()
+    compiled = entry(model)
+    for _ in range(8):
+        x = torch.randn(16, 4).half()
+        expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)

@@ -175,7 +175,19 @@ def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.Gr
                 user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
                 if user.target.is_view:
                     stack.append(user)
+    for node in joint.graph.nodes:
+        # The gradient of a maximum goes where a value equals it; computed again, it may be rounded apart.
+        if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+            for read in node.all_input_nodes:
+                _base(read).meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a value is a view of."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _remember(report: GraphReport) -> None:
