@@ -139,7 +139,8 @@ class _Rebuilder:
         reads = old.all_input_nodes
         alike = [like_eager(self, new, value_of(read)) for read, new in zip(reads, inputs, strict=True)]
         new = self._copied(old, dict(zip(reads, alike, strict=True)))
-        if old.target is operator.getitem or getattr(old.target, "is_view", False):
+        view = old.target is operator.getitem or getattr(old.target, "is_view", False)
+        if view and reads:
             # It is in the memory of what it reads here.
             new.meta["val"] = self._run_fake(new)
         return new
