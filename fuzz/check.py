@@ -238,11 +238,11 @@ class _Session:
             except Exception:
                 return None
 
-        def overflows() -> tuple[bool, bool]:
+        def overflows() -> tuple[bool, bool, bool]:
             _restore(self.eager, before)
             with Overflows() as watch:
                 _ran(self.eager, twin(made), self.entry.training)
-            return watch.seen or _has_subnormals((made, before)), watch.made
+            return watch.seen or _has_subnormals((made, before)), watch.made, not watch.ordered
 
         def equal(seed: int, roundings: float) -> list[torch.Tensor]:
             # A graph of hypatia.optimize has the weights of the model itself.
@@ -274,7 +274,7 @@ class _Lazy(Reference):
         eager: list[torch.Tensor],
         noisy: Callable[..., Any],
         wide: Callable[[], Any],
-        overflows: Callable[[], tuple[bool, bool]],
+        overflows: Callable[[], tuple[bool, bool, bool]],
         *,
         odd: bool,
     ) -> None:
@@ -290,7 +290,7 @@ class _Lazy(Reference):
     def overflows(self) -> bool:
         """Whether a number of eager's run overflows, or nearly, or is subnormal at first."""
         if self._overflowed is None:
-            self._overflowed, self.made = self._overflows()
+            self._overflowed, self.made, self.reordered = self._overflows()
         return self._overflowed
 
     @property

@@ -270,3 +270,26 @@ def test_what_a_value_is_compared_with_is_not_computed_twice(entry: Callable[...
         expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
         found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+class Detached(nn.Module):
+    """A result that is a view of a product, and the same without gradients: AOTAutograd fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x @ self.weight).transpose(-3, -2)
+        return y.detach(), y
+
+
+def test_what_aot_autograd_cannot_return_trains_as_it_is() -> None:
+    model = Detached()
+    compiled = hypatia.compile(model)
+    x = torch.randn(3, 2, 3, 1)
+    for _ in range(2):
+        ours, theirs = compiled(x), model(x)
+        torch.testing.assert_close(ours, theirs)
+        grads = [torch.autograd.grad(r[1].sum(), model.weight) for r in (ours, theirs)]
+        torch.testing.assert_close(*grads)

@@ -25,11 +25,12 @@ def lies_alike(
     kwargs: Mapping[str, Any],
     *,
     changes: bool,
+    training: bool = False,
 ) -> bool:
     """Whether both return tensors that lie alike; if calls change inputs or buffers, none of it is left."""
     random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
     found = []
-    with torch.no_grad():
+    with torch.set_grad_enabled(training):
         for call in (form, model):
             given = pytree.tree_map(_copied, (args, dict(kwargs))) if changes else (args, kwargs)
             with buffers_kept(model) if changes else contextlib.nullcontext():
@@ -70,4 +71,6 @@ def _copied(value: Any) -> Any:
         return value
     memory = value.untyped_storage().clone()
     copy = torch.empty(0, dtype=value.dtype, device=value.device)
-    return copy.set_(memory, value.storage_offset(), value.shape, value.stride())
+    with torch.no_grad():
+        copy.set_(memory, value.storage_offset(), value.shape, value.stride())
+    return copy.requires_grad_(value.requires_grad)

@@ -81,7 +81,13 @@ class Trained:
 
     def _lies_alike(self, args: tuple[Any, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
-        return lies_alike(lambda *a: self(pytree.tree_leaves(a)), self.model, args, {}, changes=True)
+        try:
+            return lies_alike(
+                lambda *a: self(pytree.tree_leaves(a)), self.model, args, {}, changes=True, training=True
+            )
+        except RuntimeError:
+            log.info("AOTAutograd cannot make the results of the model", exc_info=True)
+            return False
 
     @property
     def usable(self) -> bool:
