@@ -110,6 +110,25 @@ def run(source: str, entry: Entry, calls: list[Call], device: str = "cpu") -> Ou
     return outcome
 
 
+def is_steady(case: Case, device: str = "cpu") -> bool:
+    """Whether eager returns the same each time: some kernels return memory that they never wrote."""
+    model = module_of(case.program.source())().to(device).eval()
+    state = _state(model)
+    for call in case.calls():
+        made = pytree.tree_map(
+            lambda v: v.make(device) if isinstance(v, T) else v, (call.args, dict(call.kwargs))
+        )
+        runs = []
+        for _ in range(3):
+            _restore(model, state)
+            with contextlib.suppress(Exception):
+                runs.append(_ran(model, twin(made), case.entry.training).values())
+        for other in runs[1:]:
+            if not all(torch.equal(a.nan_to_num(), other[n].nan_to_num()) for n, a in runs[0].items()):
+                return False
+    return True
+
+
 class _Session:
     def __init__(
         self, source: str, entry: Entry, device: str, seen: Seen, outcome: Outcome, broken: list[str]

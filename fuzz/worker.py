@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from .case import Case
-from .check import Outcome, run_case
+from .check import Outcome, is_steady, run_case
 from .generate import case_of
 from .keep import kept, snippet
 from .minimise import minimised
@@ -53,7 +53,7 @@ def examine(seed: int, device: str) -> dict[str, Any]:
     start = time.perf_counter()
     case = case_of(seed)
     outcome = run_case(case, device)
-    if outcome.found and is_torchs(case, outcome, device):
+    if outcome.found and (is_torchs(case, outcome, device) or not is_steady(case, device)):
         outcome.kind = "torch's"
     line: dict[str, Any] = {
         "seed": seed,

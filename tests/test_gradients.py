@@ -293,3 +293,23 @@ def test_what_aot_autograd_cannot_return_trains_as_it_is() -> None:
         torch.testing.assert_close(ours, theirs)
         grads = [torch.autograd.grad(r[1].sum(), model.weight) for r in (ours, theirs)]
         torch.testing.assert_close(*grads)
+
+
+class CopiesItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        turned = y.transpose(0, -1)
+        turned.copy_(turned)
+        return y
+
+
+def test_optimize_returns_what_it_cannot_make_functional() -> None:
+    model, x = CopiesItself(), torch.randn(1)
+    graph = hypatia.optimize(model, x)
+    torch.testing.assert_close(graph(x), model(x))
+    graph(x).sum().backward()
+    assert model.layer.weight.grad is not None

@@ -24,7 +24,7 @@ from .pipeline import optimize_graph
 from .planner import PLAN
 from .report import GraphReport
 from .state import Reads
-from .tracing import Ranges, as_written, captured
+from .tracing import NotFunctionalError, Ranges, as_written, captured
 from .trial import Forward
 from .yardstick import changed_inputs
 
@@ -46,14 +46,21 @@ def optimize(
     them, leave sizes open. For inputs with other strides than the examples', results may have other strides
     than the model's. The report is at ``result.meta["hypatia"]``.
     """
-    made = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False)
+    leaves = pytree.tree_leaves((example_inputs, dict(kwargs or {})))
+    try:
+        made = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False)
+    except NotFunctionalError as reason:
+        log.info("the graph stays as it was captured: %s", reason)
+        result = as_written(model, example_inputs, dict(kwargs or {}), dynamic_shapes)
+        with_checked_inputs(result, leaves, {})
+        return result
     result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     # A plan can be neither copied nor written down, and the graph runs without it.
     result.meta.pop(PLAN, None)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and report.kept == "plan":
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
-    with_checked_inputs(result, pytree.tree_leaves((example_inputs, dict(kwargs or {}))), made.ranges)
+    with_checked_inputs(result, leaves, made.ranges)
     return result
 
 

@@ -24,7 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .errors import UnsupportedError
 from .fakes import fakes_of, makes_new_memory, makes_views
@@ -46,6 +46,10 @@ class UnservedError(Exception):
     """The model needs torch.export."""
 
 
+class NotFunctionalError(UnsupportedError):
+    """A graph that changes tensors in place, and cannot be had without."""
+
+
 def captured(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> tuple[fx.GraphModule, Ranges, Reads]:
@@ -63,7 +67,10 @@ def captured(
             log.debug("torch.export is asked for the graph: %s", reason)
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
-        program = program.run_decompositions({torch.ops.aten.copy.default: _copied})
+        try:
+            program = program.run_decompositions({torch.ops.aten.copy.default: _copied})
+        except (RuntimeError, AssertionError) as error:
+            raise NotFunctionalError(f"torch.export cannot make the graph functional: {error}") from error
     gm = _without_checks(program.module(check_guards=False))
     _values_of_attributes(gm)
     return gm, _ranges(program, gm), reads
@@ -136,7 +143,9 @@ def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -
         tensors = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
         if wanted is not None:
             wanted[:] = [t.requires_grad for t in tensors]
-        stack = [t.grad_fn for t in tensors]
+        # Of a view that was changed in place, asking for it runs ops, which nobody is to trace.
+        with _disable_current_modes():
+            stack = [t.grad_fn for t in tensors]
         seen = set()
         while stack:
             node = stack.pop()
