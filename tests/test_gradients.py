@@ -211,12 +211,13 @@ class Remembers(nn.Module):
         return x * torch.sigmoid(x)
 
 
-def test_a_buffer_may_be_changed_by_what_has_gradients() -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_buffer_may_be_changed_by_what_has_gradients(by_name: bool) -> None:
     model = Remembers()
     compiled = hypatia.compile(model)
     for _ in range(3):
         x = torch.ones(2, requires_grad=True)
-        compiled(x).sum().backward()
+        (compiled(x=x) if by_name else compiled(x)).sum().backward()
         assert x.grad is not None
     torch.testing.assert_close(model.sum.detach(), torch.full((2,), 3.0))
 

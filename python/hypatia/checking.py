@@ -33,6 +33,9 @@ SHORT_ULPS = 1.0
 SHORT_SHIFTS = 2.0
 """How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
 
+SHORT_FLIPS = 2.0
+"""Roundings of 16 bits that may decide about a whole number, such as the place of a maximum."""
+
 NUDGES = 4
 """How many times inputs and results of ops are nudged."""
 
@@ -47,6 +50,13 @@ TO_EAGER = 1e-5
 
 FLIPS = 1e-4
 """Share of the elements of an integer or boolean result that rounding may flip."""
+
+_CHOICE_NAMES = """
+    argmax argmin argsort max min median mode kthvalue sort topk cummax cummin eq ne lt le gt ge
+    round floor ceil trunc sign fmod remainder
+"""
+_CHOICES = frozenset(_CHOICE_NAMES.split())
+"""Ops of which a rounding can make another result altogether."""
 
 _CHUNK = 1 << 17
 """Elements compared at a time: in float64 they stay in a cache."""
@@ -252,6 +262,16 @@ class Comparer:
             stream = Stream(script, self.inputs, self.random, wide=True, nudge=True, seed=seed)
             for node, moved in stream if wrong else ():
                 self._nudged(node, values[node], *wrong[node], moved, before[node])
+        # Which of two numbers of 16 bits is larger, several roundings decide, and all that depends on it.
+        chosen = self._chosen
+        coarse = {n: f for n, f in wrong.items() if not f[0].ok and n in self.coarse and n in chosen}
+        for seed in range(NUDGES) if coarse else ():
+            script = Script(self.gm, set(coarse))
+            stream = Stream(
+                script, self.inputs, self.random, wide=True, nudge=True, roundings=SHORT_FLIPS, seed=seed
+            )
+            for node, moved in stream:
+                self._nudged(node, values[node], *coarse[node], moved, before[node])
 
     def _nudged(
         self, node: fx.Node, mine: torch.Tensor, result: Result, exact: Any, moved: Any, before: float
@@ -267,6 +287,16 @@ class Comparer:
         limit = _limit(mine, result.scale)
         coarse = node in self.coarse or (self.tf32 and result.eager_error > limit)
         result.ok = result.error <= result.allowed and (coarse or result.to_eager <= limit)
+
+    @functools.cached_property
+    def _chosen(self) -> set[fx.Node]:
+        """Values that depend on which of two numbers is larger."""
+        found: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            name = node.target._schema.name if isinstance(node.target, OpOverload) else ""
+            if name.removeprefix("aten::") in _CHOICES or not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return found
 
     @functools.cached_property
     def leaves(self) -> dict[fx.Node, torch.Tensor]:

@@ -232,6 +232,9 @@ class CompiledModel:
             captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
 
             def call(*args: Any, **kwargs: Any) -> Any:
+                if any(b.grad_fn is not None for b in self.model.buffers()):
+                    # It has the history of a compiled function, which has no second backward pass.
+                    return self.model(*args, **kwargs)
                 try:
                     return captured(*args, **kwargs)
                 except torch._dynamo.exc.TorchDynamoException:

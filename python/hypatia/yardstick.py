@@ -151,12 +151,14 @@ class Stream:
         wide: bool = False,
         nudge: bool = False,
         nudge_inputs: bool = True,
+        roundings: float = 0.5,
         seed: int = 0,
     ) -> None:
         self.script = script
         self.wide = wide
         self.nudge = nudge
         self.nudge_inputs = nudge_inputs
+        self.roundings = roundings
         self.random = random.copy()
         self.env: dict[fx.Node, Any] = dict(inputs)
         self.widened: set[fx.Node] = set()
@@ -224,7 +226,7 @@ class Stream:
             return self._run_narrow(step)
 
     def _moved(self, node: fx.Node, value: Any) -> Any:
-        """A result moved by half a rounding of the dtype that the graph has it in, if the op rounds."""
+        """A result moved by roundings of the dtype that the graph has it in, if the op rounds."""
         schema = getattr(node.target, "_schema", None)
         recorded = value_of(node)
         if (
@@ -236,11 +238,12 @@ class Stream:
             return value
         if not recorded.is_floating_point() or schema.name.removeprefix("aten::") in _EXACT:
             return value
-        return value + value * self._half_roundings(value, recorded.dtype)
+        return value + value * self._shares(value, recorded.dtype)
 
-    def _half_roundings(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        share = torch.rand(value.shape, generator=self.dice).sub_(0.5).mul_(torch.finfo(dtype).eps)
-        return share.to(value)
+    def _shares(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """By what share numbers are moved: at most by so many roundings."""
+        share = torch.rand(value.shape, generator=self.dice).sub_(0.5)
+        return share.mul_(2 * self.roundings * torch.finfo(dtype).eps).to(value)
 
     def _run_inside(self, script: Script, args: tuple[Any, ...]) -> Any:
         """A graph that is called as one."""
@@ -264,7 +267,7 @@ class Stream:
     def _widened(self, value: Any) -> Any:
         wide = _widened(value)
         if self.nudge and self.nudge_inputs and isinstance(value, torch.Tensor) and value.is_floating_point():
-            wide = wide + wide * self._half_roundings(wide, value.dtype)
+            wide = wide + wide * self._shares(wide, value.dtype)
         return wide
 
 

@@ -16,10 +16,10 @@ fn identities() -> Vec<Rule> {
         "mul-one": Canon Exact, "(mul~ ?x ?c)" => "?x" if "(const ?c 1.0)";
         "div-one": Canon Exact, "(div ?x ?c)" => "?x" if "(const ?c 1.0)";
         "mul-minus-one": Canon Exact, "(mul~ ?x ?c)" => "(neg ?x)" if "(const ?c -1.0)";
-        // `x - 0` keeps every bit, `x + 0` makes a zero positive.
+        // `x - 0` keeps every bit, `x + 0` makes a zero positive, and so does `0 - x`: dividing by it shows that.
         "sub-zero": Canon Exact, "(sub ?x ?c)" => "?x" if "(is ?c 0.0)";
-        "add-zero": Canon Reassoc, "(add~ ?x ?c)" => "?x" if "(const ?c 0.0)";
-        "zero-sub": Canon Reassoc, "(sub ?c ?x)" => "(neg ?x)" if "(const ?c 0.0)";
+        "add-zero": Canon Exact, "(add~ ?x ?c)" => "?x" if "(const ?c 0.0)" "(whole ?x)";
+        "zero-sub": Canon Exact, "(sub ?c ?x)" => "(neg ?x)" if "(const ?c 0.0)" "(whole ?x)";
         "neg-neg": Canon Exact, "(neg (neg ?x))" => "?x";
         // A negative is taken before types are promoted: the least integer, and a zero without sign.
         "add-neg": Canon Exact, "(add~ ?x (neg ?y))" => "(sub ?x ?y)" if "(one_dtype ?x ?y)";

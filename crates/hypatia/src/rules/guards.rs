@@ -64,6 +64,11 @@ pub const GUARDS: &[(&str, Guard)] = &[
     ("float", |f| {
         f.iter().all(|f| f.ty.tensor().is_some_and(|t| t.dtype.is_float()))
     }),
+    // Integers.
+    ("whole", |f| {
+        let whole = |t: &TensorType| !t.dtype.is_float() && t.dtype != DType::Bool;
+        f.iter().all(|f| f.ty.tensor().is_some_and(whole))
+    }),
     // Numbers that have negative ones.
     ("signed", |f| {
         let signed = |d: DType| d.is_float() || d.is_int() && d != DType::U8;
