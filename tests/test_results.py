@@ -610,3 +610,13 @@ class TestInputsOfOptimizedGraphs:
                 torch.compile(graph, backend="eager"),
             ):
                 torch.testing.assert_close(other(x), model(x))
+
+    def test_a_size_that_turns_out_to_be_fixed(self) -> None:
+        model = Form(lambda _, x: torch.take_along_dim(x, x.argsort(1), 1).expand(3, *x.shape) * 2)
+        open_sizes = ((dict.fromkeys([0], torch.export.Dim.AUTO),),)
+        x = torch.randn(5, 4)
+        with torch.no_grad():
+            graph = hypatia.optimize(model, x, dynamic_shapes=open_sizes)
+            torch.testing.assert_close(graph(x), model(x))
+            with pytest.raises(hypatia.InputError):
+                graph(torch.randn(3, 4))

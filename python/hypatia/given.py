@@ -67,7 +67,9 @@ def _wanted(node: fx.Node, example: Any, place: int, ranges: Ranges) -> Any:
         # Open numbers are symbols of the graph.
         return None if isinstance(value_of(node), torch.SymInt) else _kind(example)
     shape = getattr(value_of(node), "shape", example.shape)
-    sizes = [n if isinstance(n, int) else ranges.get((place, d), (0, _MOST)) for d, n in enumerate(shape)]
+    # A size that was asked to be open may have turned out to be fixed.
+    known = [n if isinstance(n, int) else n.node.maybe_as_int() for n in shape]
+    sizes = [ranges.get((place, d), (0, _MOST)) if n is None else n for d, n in enumerate(known)]
     return (example.dtype, *sizes)
 
 
