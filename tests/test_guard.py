@@ -313,6 +313,15 @@ def test_threads_wait_for_the_verdict() -> None:
     assert all(torch.allclose(r, expected, atol=1e-6) for r in results)
 
 
+def test_a_first_call_is_checked_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypatia import guard
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert guard._checkable([torch.ones(2)])
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        assert not guard._checkable([torch.ones(2)])
+
+
 def test_collectives_are_made_once() -> None:
     """A rank that checks and one that does not would wait for each other forever."""
     from torch import distributed

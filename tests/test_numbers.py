@@ -433,7 +433,13 @@ def test_exact_and_wider_rules_hold_in_torch_at_extreme_values(pairs: list[dict[
         if gm is None:
             continue
         for _ in range(3):
-            left, right = gm(*used(gm, [extreme(*i) for i in pair["inputs"]]))
+            try:
+                left, right = gm(*used(gm, [extreme(*i) for i in pair["inputs"]]))
+            except RuntimeError as refused:
+                # Torch has no such tensor: a negative number of an unsigned type.
+                if "without overflow" not in str(refused):
+                    raise
+                continue
             if not left.dtype.is_floating_point or (pair["numerics"] == "exact" and _elementwise(pair)):
                 holds = same(left, right)
             else:

@@ -277,4 +277,5 @@ def _checkable(args: Sequence[Any]) -> bool:
         return False
     if any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing():
         return False
-    return not torch.compiler.is_compiling()
+    # That flag is the process's: while another thread compiles, calls of this one are checked all the same.
+    return not (torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack())
