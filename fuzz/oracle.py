@@ -28,6 +28,10 @@ STEADY = (64.0, 1e-3)
 still and float64 agrees: more than digits that a kernel of torch's loses inside."""
 
 
+UNSEEN = 1e-2
+"""Share of a rounding of one by which any number may differ."""
+
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -305,7 +309,7 @@ def _doubtful(
     finite = e[e.isfinite()].abs()
     share = max(STEADY[0] * about.eps, STEADY[1])
     limit = share * finite.amax() if finite.numel() else torch.zeros(())
-    limit = limit.to(e) + about.smallest_normal + FACTOR * moved
+    limit = limit.to(e) + about.eps * UNSEEN + FACTOR * moved
     unlike = steady & ((a - e).abs() > limit)
     # With odd inputs, eager may have overflowed to something finite.
     return ~(agreed | (near if odd else near & ~unlike))

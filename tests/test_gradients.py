@@ -191,6 +191,17 @@ class Takes(nn.Module):
 
 
 @pytest.mark.parametrize("verify", ["strict", "off"])
+def test_every_result_keeps_what_it_has_gradients_for(verify: str) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return y.max(), torch.cat([x, y]).narrow(0, 0, 1)
+
+    x, y = torch.ones(1), torch.ones(1, requires_grad=True)
+    graph = hypatia.optimize(Model(), x, y, options={"verify": verify})
+    assert [r.requires_grad for r in graph(x, y)] == [True, True]
+
+
+@pytest.mark.parametrize("verify", ["strict", "off"])
 def test_what_does_not_matter_has_zeros_for_a_gradient(verify: str) -> None:
     model = Takes()
     graph = hypatia.optimize(model, torch.ones(2), options={"verify": verify})

@@ -159,16 +159,20 @@ _PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_z
 """Ops whose results have no gradients."""
 
 
-def _reached(graph: fx.Graph) -> set[str]:
-    """Inputs and attributes that results have gradients for."""
+def _reached(graph: fx.Graph) -> list[set[str]]:
+    """By result, the inputs and attributes that it has gradients for."""
     (output,) = graph.find_nodes(op="output")
+    return [_sources(node) for node in pytree.tree_leaves(output.args) if isinstance(node, fx.Node)]
+
+
+def _sources(result: fx.Node) -> set[str]:
     found: set[fx.Node] = set()
-    stack = [output]
+    stack = [result]
     while stack:
         node = stack.pop()
         values = pytree.tree_leaves(value_of(node))
         floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
-        if node not in found and (floats or node is output) and _name(node) not in _PLAIN:
+        if node not in found and floats and _name(node) not in _PLAIN:
             found.add(node)
             stack.extend(node.all_input_nodes)
     return {str(n.target) for n in found if n.op in ("placeholder", "get_attr")}
