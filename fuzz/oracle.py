@@ -304,6 +304,9 @@ def _doubtful(
         low, high = spread.amin(0), spread.amax(0)
         slack = (ULPS * about.eps * (high - low)).nan_to_num(0.0, 0.0, 0.0)
         agreed |= (a >= low - slack) & (a <= high + slack)
+        if odd:
+            # Any rounding at all makes this number overflow: nothing can be said of it.
+            agreed |= e.isfinite() & ~torch.stack([m.isfinite() for m in members]).any(0)
     near = (a - x).abs() <= bound + FACTOR * own
     # What underflows in one order need not in another.
     finite = e[e.isfinite()].abs()

@@ -358,7 +358,9 @@ def test_every_rule_that_keeps_the_gradient_does_so_in_torch(pairs: list[dict[st
             try:
                 left, right = (gradients(gm, side, inputs) for side in (0, 1))
             except RuntimeError as e:
-                if "is not differentiable with respect to argument 'running_" in str(e):
+                # torch 2.11 says the second of a group norm without a weight.
+                refused = ("is not differentiable with respect to argument 'running_", "does not have a device")
+                if any(text in str(e) for text in refused):
                     continue
                 raise
             for a, b in zip(left, right, strict=True):

@@ -177,6 +177,28 @@ def check_streams() -> str:
     return "8 threads, 8 streams"
 
 
+class OddlyPlaced(nn.Module):
+    """Queries, keys and values that a merged product puts at places which attention cannot read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.qkv = nn.Linear(8, 1, bias=False), nn.Linear(8, 48, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A row of four heads, and a gate."""
+        parts = [p.reshape(1, 1, 4, 4).transpose(1, 2) for p in self.qkv(x).split(16, -1)]
+        return F.scaled_dot_product_attention(*parts, is_causal=True), self.gate(x)
+
+
+def check_attention_at_odd_places() -> None:
+    """Rows that begin between multiples of 16 bytes are copied before torch's kernels read them."""
+    model, x = OddlyPlaced().cuda().eval(), torch.randn(1, 1, 8, device="cuda")
+    compiled = _compiled(model, x)
+    with torch.no_grad():
+        for ours, theirs in zip(compiled(x), model(x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
 def check_recording_of_the_users() -> str:
     """A plan can be part of a CUDA graph that the user records, with or without calls into torch."""
     for between in (F.relu, BETWEEN["attention"]):

@@ -344,7 +344,12 @@ impl<'a> Lowering<'a> {
         if operand.is_dense() {
             return Ok(operand);
         }
-        let copy = self.copied(id, &operand)?;
+        self.copy_of(id, &operand)
+    }
+
+    /// A value in memory of its own, without gaps; later steps read it there too.
+    fn copy_of(&mut self, id: Id, operand: &Operand) -> Result<Operand> {
+        let copy = self.copied(id, operand)?;
         let copy = Operand::dense(copy, &operand.shape);
         self.place.insert(id, copy.clone());
         Ok(copy)

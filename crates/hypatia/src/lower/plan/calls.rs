@@ -70,7 +70,7 @@ impl Lowering<'_> {
                         // Kernels of attention on a GPU read 16 bytes at a time.
                         let aligned = self.plan.machine == Machine::Cpu || operand.has_aligned_rows(t.dtype.size());
                         if !operand.has_dense_rows() || !aligned {
-                            operand = self.dense(*child)?;
+                            operand = self.copy_of(*child, &operand)?;
                         }
                     }
                     reads.push(operand);
