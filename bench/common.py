@@ -20,9 +20,11 @@ import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from hypatia import _native, backend, pipeline
+from hypatia import _native
+from hypatia.compiler import pipeline
+from hypatia.compiler.report import GraphReport
+from hypatia.frontend import dynamo
 from hypatia.options import Options
-from hypatia.report import GraphReport
 
 ROOT = Path(__file__).parent.parent
 # What is measured is the search, not reading it from disk.
@@ -67,7 +69,7 @@ def capture(model: nn.Module, inputs: Sequence[Any]) -> Graph:
     found: list[Graph] = []
 
     def keep(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-        found.append(Graph(gm, backend._frozen(gm, Options(), "inference")))
+        found.append(Graph(gm, dynamo._frozen(gm, Options(), "inference")))
         return _unrun(gm)
 
     torch._dynamo.reset()

@@ -45,10 +45,10 @@ from models import TENSAT, Workload, bert
 from rich.console import Console
 from rich.table import Table
 
-from hypatia import pipeline
+from hypatia.compiler import pipeline
+from hypatia.jsonable import as_json
 from hypatia.options import Options
-from hypatia.plain import as_json
-from hypatia.workloads import NINE_MLPS
+from hypatia.tools.workloads import NINE_MLPS
 
 LAYERS = (1, 2, 4, 12, 24, 48)
 SECTIONS = ("tensat", "bert", "mlp", "verify", "first-call")

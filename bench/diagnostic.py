@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hypatia.plain import as_json
+from hypatia.jsonable import as_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,7 +106,7 @@ def prepare(arguments: argparse.Namespace, diagnostic: Diagnostic) -> str:
     """Sets torch up as the options say, notes the machine, and returns the device."""
     import torch
 
-    from hypatia import machine
+    from hypatia.devices import machine
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

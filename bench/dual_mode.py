@@ -21,7 +21,7 @@ from diagnostic import Diagnostic, add_device_options, parser, prepare
 from torch import nn
 
 from hypatia import VerificationWarning, faults
-from hypatia.benching import compare
+from hypatia.tools.measure import compare
 
 MODES = ("strict", "soft", "off")
 

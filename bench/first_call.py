@@ -31,7 +31,7 @@ def nothing() -> Any:
 
 def first_call(backend: str, name: str, *, train: bool) -> dict[str, float]:
     """Seconds of the first call, what the backend imports included, and of the second."""
-    from hypatia.workloads import NINE_MLPS
+    from hypatia.tools.workloads import NINE_MLPS
 
     (shape,) = [s for s in NINE_MLPS if s.name == name]
     torch.manual_seed(0)

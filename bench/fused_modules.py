@@ -17,10 +17,10 @@ import torch
 from diagnostic import Diagnostic, add_device_options, parser, prepare
 from torch import nn
 
-from hypatia.benching import DTYPES
-from hypatia.gradients import cotangents
 from hypatia.nn import FusedLinearGELU, FusedLinearReLU, FusedLinearSiLU, FusedMLP
-from hypatia.verification import FACTOR, ULPS, Errors
+from hypatia.tools.bench import DTYPES
+from hypatia.verifier.gradients import cotangents
+from hypatia.verifier.verify import FACTOR, ULPS, Errors
 
 SHAPES = [(7, 13), (1, 13), (13,), (0, 13), (2, 3, 13), (2, 0, 13), (33, 13)]
 """Sizes that no vector or tile divides, empty ones, and one without a batch."""

@@ -15,10 +15,11 @@ import torch
 from diagnostic import Diagnostic, add_device_options, parser, prepare
 from torch import nn
 
-from hypatia.benching import DTYPES, compare
 from hypatia.nn import FusedLinearReLU
-from hypatia.verification import verify
-from hypatia.workloads import KERNELS, Workload
+from hypatia.tools.bench import DTYPES
+from hypatia.tools.measure import compare
+from hypatia.tools.workloads import KERNELS, Workload
+from hypatia.verifier.verify import verify
 
 LEAST_RATIO = 0.9
 ATTEMPTS = 3

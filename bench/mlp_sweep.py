@@ -16,8 +16,8 @@ import sys
 
 from diagnostic import Diagnostic, add_device_options, parser, prepare
 
-from hypatia.benching import BACKENDS, DTYPES, Cell, bench
-from hypatia.workloads import NINE_MLPS, MLPShape
+from hypatia.tools.bench import BACKENDS, DTYPES, Cell, bench
+from hypatia.tools.workloads import NINE_MLPS, MLPShape
 
 LEAST_RATIO = 0.9
 ATTEMPTS = 3

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hypatia.workloads import BertLayer
+from hypatia.tools.workloads import BertLayer
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from unittest import mock
 import torch
 from torch import nn
 
-from hypatia import checking
-from hypatia.backend import collecting
 from hypatia.errors import VerificationWarning
-from hypatia.workloads import NINE_MLPS, WORKLOADS
+from hypatia.frontend.dynamo import collecting
+from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
+from hypatia.verifier import compare
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -113,7 +113,7 @@ def _checked(model: nn.Module, inputs: Inputs, training: bool) -> tuple[float, s
 
 @contextmanager
 def _everything_differs() -> Iterator[None]:
-    with mock.patch.object(checking, "same", return_value=False):
+    with mock.patch.object(compare, "same", return_value=False):
         yield
 
 

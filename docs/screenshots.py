@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from browser import Browser, browser
-from hypatia.explaining import explain
-from hypatia.workloads import find
+from hypatia.tools.explain import explain
+from hypatia.tools.workloads import find
 
 IMAGES = Path(__file__).parent / "images"
 LOADED = "const [t] = performance.getEntriesByType('navigation'); return t.loadEventEnd - t.startTime"

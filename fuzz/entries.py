@@ -15,10 +15,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia import compiling, faults, native
-from hypatia.backend import collecting
+from hypatia import faults
 from hypatia.errors import PrecisionWarning, VerificationWarning
-from hypatia.trained import Trained
+from hypatia.execute import native
+from hypatia.frontend import compiled_call, direct
+from hypatia.frontend.dynamo import collecting
+from hypatia.frontend.train import Trained
 
 from .case import Entry
 
@@ -76,7 +78,7 @@ def won_by(form: str) -> Iterator[None]:
     still = types.SimpleNamespace(perf_counter=lambda: 0.0, sleep=lambda _: None)
     steps = {"compiled": 1.0, "eager": 0.5 if form == "eager" else 2.0}
     with contextlib.ExitStack() as stack:
-        for module in (native, compiling):
+        for module in (native, compiled_call):
             stack.enter_context(mock.patch.object(module, "in_turns", in_turns))
         stack.enter_context(mock.patch.object(native, "time", still))
         stack.enter_context(mock.patch.object(native, "PAUSES", ()))
@@ -151,7 +153,7 @@ class Compiled:
 
     def all_reports(self) -> list[Any]:
         """The reports of all graphs."""
-        more = self.call.reports if isinstance(self.call, compiling.CompiledModel) else []
+        more = self.call.reports if isinstance(self.call, direct.CompiledModel) else []
         return self.reports + [r for r in more if r not in self.reports]
 
 

@@ -14,8 +14,8 @@ os.environ.setdefault("HYPATIA_CACHE", "off")
 import pytest
 import torch
 
-import hypatia.pipeline
-import hypatia.timing
+import hypatia.compiler.pipeline
+import hypatia.execute.timing
 
 REPORTS = Path(__file__).parent.parent / "bench" / "out"
 PREFERRED = ("plan", "plainer plan", "compiled", "graph", "eager")
@@ -30,8 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     call is kept.
     """
     torch.set_num_threads(1)
-    hypatia.pipeline.raise_errors = True
-    hypatia.timing.instead = lambda forms: {name: 1.0 + PREFERRED.index(name) for name in forms}
+    hypatia.compiler.pipeline.raise_errors = True
+    hypatia.execute.timing.instead = lambda forms: {name: 1.0 + PREFERRED.index(name) for name in forms}
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

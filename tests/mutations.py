@@ -37,7 +37,7 @@ MUTATIONS = [
     Mutation(
         "numbers of a call are told apart by their types alone",
         "keys",
-        "python/hypatia/signature.py",
+        "python/hypatia/frontend/call_key.py",
         "return (type(leaf), repr(leaf))",
         "return (type(leaf),)",
         "tests/test_call_keys.py",
@@ -45,7 +45,7 @@ MUTATIONS = [
     Mutation(
         "tensors that share memory are not told from others",
         "keys",
-        "python/hypatia/signature.py",
+        "python/hypatia/frontend/call_key.py",
         "return () if alike == tuple(range(len(alike))) else alike",
         "return ()",
         "tests/test_call_keys.py",
@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation(
         "strides are no part of a key",
         "keys",
-        "python/hypatia/signature.py",
+        "python/hypatia/frontend/call_key.py",
         "layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout",
         "layout = leaf.layout",
         "fuzz 1000",
@@ -61,7 +61,7 @@ MUTATIONS = [
     Mutation(
         "constants lose digits on their way back into a graph",
         "constants",
-        "python/hypatia/rebuild.py",
+        "python/hypatia/compiler/rebuild.py",
         'return float(value)\n        if kind == "dtype"',
         'return round(float(value), 6)\n        if kind == "dtype"',
         "fuzz 1000",
@@ -69,7 +69,7 @@ MUTATIONS = [
     Mutation(
         "views that are results forget where they begin",
         "plan results",
-        "python/hypatia/lying.py",
+        "python/hypatia/capture/graph_layouts.py",
         '"offset": offset - first, "memory"',
         '"offset": 0, "memory"',
         "tests/test_results.py",
@@ -77,7 +77,7 @@ MUTATIONS = [
     Mutation(
         "results that lie otherwise are not noticed",
         "plan results",
-        "python/hypatia/likeness.py",
+        "python/hypatia/verifier/same_layout.py",
         "    return found[0] == found[1]",
         "    return True",
         "tests/test_results.py",

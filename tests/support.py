@@ -44,7 +44,7 @@ class MismatchError(AssertionError):
 def compile_count() -> int:
     """How many graphs the backend under test has compiled in this process."""
     if BACKEND == "hypatia":
-        from hypatia.backend import compile_count as count
+        from hypatia.frontend.dynamo import compile_count as count
 
         return count()
     return captured_count()

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hypatia
-from hypatia import compiling, native
+from hypatia.execute import native
+from hypatia.frontend import compiled_call, direct
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def _never_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     times = {"plan": 0.0, "graph": 1.0, "eager": 2.0}
     monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: times)
-    monkeypatch.setattr(compiling, "in_turns", lambda forms, *_, **__: {n: times[n] for n in forms})
+    monkeypatch.setattr(compiled_call, "in_turns", lambda forms, *_, **__: {n: times[n] for n in forms})
 
 
 class Settings:
@@ -95,7 +96,7 @@ def test_a_model_that_changes_at_every_call_is_left_alone() -> None:
     model, x = Reading(), torch.randn(4, 8)
     compiled = hypatia.compile(model, x)
     with torch.no_grad():
-        for n in range(compiling._AGAIN + 4):
+        for n in range(direct._AGAIN + 4):
             model.scale = 1.0 + n
             torch.testing.assert_close(compiled(x), model(x))
         entry = compiled._last

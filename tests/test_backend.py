@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import hypatia
-from hypatia import backend
+from hypatia.frontend import dynamo
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
-    backend.reset()
+    dynamo.reset()
     torch.manual_seed(0)
 
 
@@ -41,7 +41,7 @@ def test_mlp_through_torch_compile(layers: int) -> None:
     compiled = torch.compile(model, backend="hypatia")
     with torch.no_grad():
         assert largest(compiled(x), model(x)) < 1e-5
-    assert backend.reports()[-1].fused == ["fused_mlp_0"]
+    assert dynamo.reports()[-1].fused == ["fused_mlp_0"]
 
     compiled(x).square().sum().backward()
     ours = [p.grad.clone() for p in model.parameters()]
@@ -49,7 +49,7 @@ def test_mlp_through_torch_compile(layers: int) -> None:
     model(x).square().sum().backward()
     for mine, p in zip(ours, model.parameters(), strict=True):
         assert largest(mine, p.grad) < 1e-5
-    kinds = {r.kind: r for r in backend.reports()}
+    kinds = {r.kind: r for r in dynamo.reports()}
     assert "fused_linear_relu_0" in kinds["forward"].fused
     assert "backward" in kinds
 
@@ -112,7 +112,7 @@ def test_a_name_given_to_torch_compile_is_taken() -> None:
     graph.output((graph.call_function(torch.relu, (graph.placeholder("x"),)),))
     x = torch.randn(3)
     gm = fx.GraphModule(nn.Module(), graph)
-    compiled = backend.hypatia(gm, [x], name="my model", mode="reduce-overhead")
+    compiled = dynamo.hypatia(gm, [x], name="my model", mode="reduce-overhead")
     assert torch.equal(compiled(x)[0], x.relu())
 
 
@@ -127,7 +127,7 @@ def test_disabled_rules_do_not_fire() -> None:
     compiled = torch.compile(mlp(2), backend="hypatia", options={"disabled_rules": rules})
     with torch.no_grad():
         compiled(torch.randn(5, 20))
-    assert backend.reports()[-1].fused == []
+    assert dynamo.reports()[-1].fused == []
 
 
 # Frozen weights.
@@ -151,7 +151,7 @@ def test_changed_weights_are_folded_again() -> None:
 
     with torch.no_grad():
         check()
-        rules = [r["rule"] for r in backend.reports()[-1].data["rules"]]
+        rules = [r["rule"] for r in dynamo.reports()[-1].data["rules"]]
         assert "merge-linears" in rules, rules
         model.q.weight.mul_(2)
         check()
@@ -246,7 +246,7 @@ def test_symbolic_sizes_stay_symbolic() -> None:
         for b, s in ((2, 3), (3, 5), (5, 2), (7, 11)):
             x = torch.randn(b, s, 16)
             assert largest(compiled(x), model(x)) < 1e-5
-    assert sum(r.kind == "inference" for r in backend.reports()) == 1
+    assert sum(r.kind == "inference" for r in dynamo.reports()) == 1
 
 
 # Mutation, aliasing, randomness, graph breaks, dtypes.
@@ -301,7 +301,7 @@ def test_names_are_unique() -> None:
 
     x = torch.randn(4, 8)
     torch.testing.assert_close(torch.compile(f, backend="hypatia")(x), f(x))
-    names = [n.name for n in backend.reports()[-1].after.nodes]
+    names = [n.name for n in dynamo.reports()[-1].after.nodes]
     assert len(names) == len(set(names))
 
 
@@ -343,7 +343,7 @@ def test_graph_breaks() -> None:
 
     x = torch.randn(5, 5)
     torch.testing.assert_close(torch.compile(f, backend="hypatia")(x), f(x))
-    assert len(backend.reports()) >= 2
+    assert len(dynamo.reports()) >= 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -387,12 +387,12 @@ def test_proofs_hold_when_replayed() -> None:
     with torch.no_grad():
         compiled(x)
     compiled(x).sum().backward()
-    assert {r.kind for r in backend.reports()} == {"inference", "forward", "backward"}
-    for report in backend.reports():
+    assert {r.kind for r in dynamo.reports()} == {"inference", "forward", "backward"}
+    for report in dynamo.reports():
         replay = report.replay(seed=1)
         assert replay.holds, replay.failures
         assert replay.evaluated + replay.skipped == len(report.proof) == report.data["steps"]
-    assert all(step["before"] != step["after"] for step in backend.reports()[0].proof)
+    assert all(step["before"] != step["after"] for step in dynamo.reports()[0].proof)
 
 
 def test_same_graph_same_program() -> None:
@@ -401,7 +401,7 @@ def test_same_graph_same_program() -> None:
         torch._dynamo.reset()
         with torch.no_grad():
             torch.compile(Block(), backend="hypatia")(torch.randn(2, 6, 16))
-        programs.add(backend.reports()[-1].programs[1])
+        programs.add(dynamo.reports()[-1].programs[1])
     assert len(programs) == 1
 
 
@@ -416,8 +416,8 @@ def test_an_internal_error_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("hypatia.pipeline.rebuild", broken)
-    monkeypatch.setattr("hypatia.pipeline.raise_errors", False)
+    monkeypatch.setattr("hypatia.compiler.pipeline.rebuild", broken)
+    monkeypatch.setattr("hypatia.compiler.pipeline.raise_errors", False)
     model, x = mlp(2), torch.randn(5, 20)
     with torch.no_grad():
         assert largest(torch.compile(model, backend="hypatia")(x), model(x)) == 0

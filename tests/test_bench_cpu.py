@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from hypatia import benching
+from hypatia.tools import bench, measure
+from hypatia.tools.peers import NotMeasured
 
 BENCH = Path(__file__).parent.parent / "bench"
 
@@ -21,13 +22,13 @@ BENCH = Path(__file__).parent.parent / "bench"
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a module of the benchmark, with short samples."""
     monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.0)
-    monkeypatch.setattr(benching, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
     return importlib.import_module
 
 
 def cell(case: str, backend: str, us: float | None, **more: Any) -> dict[str, Any]:
-    made = benching.Cell(case, backend, us, None, 1.0, 1e-7, True, least=us).data()
+    made = bench.Cell(case, backend, us, None, 1.0, 1e-7, True, least=us).data()
     made["ratio"] = 100 / us if us else None
     # Only ours and eager go on after the first round.
     rounds = 3 if backend in ("eager", "hypatia-direct") else 1
@@ -156,8 +157,8 @@ def test_sections_run_and_keep_each_other(load: Any, tmp_path: Path, monkeypatch
 
 def test_wrong_results_fail(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     cpu = load("cpu")
-    right = benching.hypatia_compile
-    monkeypatch.setattr(benching, "hypatia_compile", lambda m, *x: lambda *y: right(m, *x)(*y) * 1.01)
+    right = bench.hypatia_compile
+    monkeypatch.setattr(bench, "hypatia_compile", lambda m, *x: lambda *y: right(m, *x)(*y) * 1.01)
     code, found = run(cpu, tmp_path / "cpu.json", "--only", "linear", "--dtype", "fp32")
     assert code == 1
     assert "hypatia.compile: wrong result" in found["wrong"][0]
@@ -194,7 +195,7 @@ def test_peers_compute_the_model(load: Any, name: str) -> None:
     if peers.missing(name):
         pytest.skip(peers.missing(name))
     case = cases.BY_KEY["linear/1x64→64/fp32"]
-    (peer,) = benching.bench(case.workload, [name], repeats=1, makers=peers.makers([name]))
+    (peer,) = bench.bench(case.workload, [name], repeats=1, makers=peers.makers([name]))
     assert peer.reason == ""
     assert peer.correct is True
     assert peer.microseconds is not None
@@ -207,14 +208,14 @@ def test_the_other_process(load: Any) -> None:
     workshop = inductor.Workshop(1, 100.0, warm=False)
     try:
         makers = {"there": workshop.maker("aot-eager", case)}
-        (cell,) = benching.bench(case.workload, ["there"], repeats=2, makers=makers)
+        (cell,) = bench.bench(case.workload, ["there"], repeats=2, makers=makers)
         assert cell.reason == ""
         assert cell.correct is True, "it builds the same model"
         assert len(cell.samples) == 2
         with pytest.raises(RuntimeError, match="there is no backend 'gcc'"):
             workshop.maker("gcc", case)(None, ())
         process = workshop._process
-        with pytest.raises(benching.NotMeasured, match="took longer than 0 s"):
+        with pytest.raises(NotMeasured, match="took longer than 0 s"):
             workshop.ask(0.0, "compile", "aot-eager", case.key)
         assert not process.is_alive()
         assert workshop.ask(100.0, "drop", "aot-eager") is None, "it is started again"

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from hypatia import benching, workloads
-from hypatia.gradients import WithGradients, cotangents
-from hypatia.workloads import WORKLOADS, GPTLayer, LlamaLayer, Workload
+from hypatia.tools import bench, measure, workloads
+from hypatia.tools.workloads import WORKLOADS, GPTLayer, LlamaLayer, Workload
+from hypatia.verifier.gradients import WithGradients, cotangents
 
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)
 
 
 SMALL = Workload("small", lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), ((3, 6),), "")
@@ -86,7 +86,7 @@ def test_names_are_found_loosely() -> None:
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_measured(training: bool, dtype: torch.dtype) -> None:
-    cells = benching.bench(SMALL, ["eager", "hypatia"], training=training, dtype=dtype, repeats=2)
+    cells = bench.bench(SMALL, ["eager", "hypatia"], training=training, dtype=dtype, repeats=2)
     assert [c.backend for c in cells] == ["eager", "hypatia"]
     for cell in cells:
         assert cell.reason == ""
@@ -98,7 +98,7 @@ def test_measured(training: bool, dtype: torch.dtype) -> None:
 
 
 def test_what_cannot_be_measured_leaves_a_reason() -> None:
-    graph, missing, ours = benching.bench(SMALL, ["eager-graph", "gcc", "hypatia"], repeats=1)
+    graph, missing, ours = bench.bench(SMALL, ["eager-graph", "gcc", "hypatia"], repeats=1)
     assert graph.reason == "a CUDA graph needs a GPU"
     assert "there is no backend 'gcc'" in missing.reason
     assert graph.microseconds is missing.microseconds is None
@@ -109,26 +109,26 @@ def test_a_model_that_fails_leaves_a_reason_everywhere() -> None:
     def fail() -> nn.Module:
         raise ValueError("no such model\nat all")
 
-    cells = benching.bench(Workload("bad", fail, ((1,),), ""), ["eager", "hypatia"], repeats=1)
+    cells = bench.bench(Workload("bad", fail, ((1,),), ""), ["eager", "hypatia"], repeats=1)
     assert [c.reason for c in cells] == ["ValueError: no such model"] * 2
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_wrong_results_are_noticed(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
-    compiled = benching.compiled_by
+    compiled = bench.compiled_by
 
     def spoiled(name: str, model: nn.Module, inputs: Any, training: bool) -> Any:
         right = compiled(name, model, inputs, training)
         return right if name == "eager" else lambda *args: right(*args) * 1.001
 
-    monkeypatch.setattr(benching, "compiled_by", spoiled)
-    eager, ours = benching.bench(SMALL, ["eager", "hypatia"], training=training, repeats=1)
+    monkeypatch.setattr(bench, "compiled_by", spoiled)
+    eager, ours = bench.bench(SMALL, ["eager", "hypatia"], training=training, repeats=1)
     assert eager.correct is True
     assert ours.correct is False
 
 
 def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = benching.compiled_by
+    compiled = bench.compiled_by
 
     def tiring(name: str, model: nn.Module, inputs: Any, training: bool) -> Any:
         right, calls = compiled(name, model, inputs, training), []
@@ -141,35 +141,35 @@ def test_a_backend_that_fails_later_is_out(monkeypatch: pytest.MonkeyPatch) -> N
 
         return call
 
-    monkeypatch.setattr(benching, "compiled_by", tiring)
-    eager, ours = benching.bench(SMALL, ["eager", "hypatia"], repeats=3)
+    monkeypatch.setattr(bench, "compiled_by", tiring)
+    eager, ours = bench.bench(SMALL, ["eager", "hypatia"], repeats=3)
     assert len(eager.samples) == 3
     assert ours.reason == "RuntimeError: tired"
     assert ours.microseconds is None
 
 
 def test_some_backends_go_on_until_their_ratios_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benching, "SETTLED", 0.0)
-    monkeypatch.setattr(benching, "MANY", 4)
-    cells = benching.bench(
+    monkeypatch.setattr(bench, "SETTLED", 0.0)
+    monkeypatch.setattr(bench, "MANY", 4)
+    cells = bench.bench(
         SMALL, ["eager", "hypatia", "hypatia-direct"], repeats=2, settle=["hypatia"], seconds=0.2
     )
     eager, ours, other = (len(cell.samples) for cell in cells)
     assert eager == ours > other == 2
-    monkeypatch.setattr(benching, "SETTLED", float("inf"))
-    (cell,) = benching.bench(SMALL, ["hypatia"], repeats=5, settle=["hypatia"], seconds=60.0)
+    monkeypatch.setattr(bench, "SETTLED", float("inf"))
+    (cell,) = bench.bench(SMALL, ["hypatia"], repeats=5, settle=["hypatia"], seconds=60.0)
     assert len(cell.samples) == 5
 
 
 def test_ratios_are_of_common_rounds() -> None:
-    assert benching.times_as_fast([1.0, 1.0, 9.0, 9.0, 9.0], [3.0, 3.0]) == 3.0
-    assert benching.times_as_fast([1.0], []) is None
+    assert bench.times_as_fast([1.0, 1.0, 9.0, 9.0, 9.0], [3.0, 3.0]) == 3.0
+    assert bench.times_as_fast([1.0], []) is None
 
 
 def test_noise_is_named() -> None:
-    assert benching.Cell("m", "eager", samples=[1.0, 1.2]).noise == ""
-    assert benching.Cell("m", "eager", samples=[1.0, 3.0]).noise == "noisy: samples differ by 3.0x"
-    assert benching.Cell("m", "eager").noise == ""
+    assert bench.Cell("m", "eager", samples=[1.0, 1.2]).noise == ""
+    assert bench.Cell("m", "eager", samples=[1.0, 3.0]).noise == "noisy: samples differ by 3.0x"
+    assert bench.Cell("m", "eager").noise == ""
 
 
 def test_gradients_are_results() -> None:

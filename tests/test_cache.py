@@ -14,28 +14,28 @@ from typing import Any
 
 import pytest
 
-from hypatia import cache, private
+from hypatia import private_files, store
 
 OURS = "0123456789" * 4
 """The name of a file of ours, without an ending."""
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HYPATIA_CACHE", "HYPATIA_CACHE_SIZE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "_warned", set())
-    return tmp_path / cache.NAME
+    monkeypatch.setattr(store, "_warned", set())
+    return tmp_path / store.NAME
 
 
-def files(store: Path) -> list[Path]:
+def files(cache_folder: Path) -> list[Path]:
     """All but the marker."""
-    return [p for p in store.rglob("*") if p.is_file() and p.name != cache._MARKER]
+    return [p for p in cache_folder.rglob("*") if p.is_file() and p.name != store._MARKER]
 
 
-def only_file(store: Path) -> Path:
-    (path,) = files(store)
+def only_file(cache_folder: Path) -> Path:
+    (path,) = files(cache_folder)
     return path
 
 
@@ -43,54 +43,54 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_what_is_put_is_found_again(store: Path) -> None:
-    cache.put("plan", "a key\nof any text: \u00fc", b"\0bytes\xff")
-    cache.put("plan", "empty", b"")
-    assert cache.get("plan", "a key\nof any text: \u00fc") == b"\0bytes\xff"
-    assert cache.get("plan", "empty") == b""
-    assert cache.get("plan", "other") is None
-    assert cache.get("times", "empty") is None
-    cache.put("plan", "empty", b"new")
-    assert cache.get("plan", "empty") == b"new"
-    assert cache.trouble() is None
-    assert sorted(p.name for p in store.iterdir()) == [cache._MARKER, "plan"]
+def test_what_is_put_is_found_again(cache_folder: Path) -> None:
+    store.put("plan", "a key\nof any text: \u00fc", b"\0bytes\xff")
+    store.put("plan", "empty", b"")
+    assert store.get("plan", "a key\nof any text: \u00fc") == b"\0bytes\xff"
+    assert store.get("plan", "empty") == b""
+    assert store.get("plan", "other") is None
+    assert store.get("times", "empty") is None
+    store.put("plan", "empty", b"new")
+    assert store.get("plan", "empty") == b"new"
+    assert store.trouble() is None
+    assert sorted(p.name for p in cache_folder.iterdir()) == [store._MARKER, "plan"]
 
 
-def test_entries_and_clear(store: Path) -> None:
-    assert cache.entries() == []
+def test_entries_and_clear(cache_folder: Path) -> None:
+    assert store.entries() == []
     for kind, key in (("plan", "a"), ("times", "b")):
-        cache.put(kind, key, b"data")
-    assert {(e.kind, e.key) for e in cache.entries()} == {("plan", "a"), ("times", "b")}
-    assert all(e.size == e.path.stat().st_size > 4 for e in cache.entries())
-    unfinished = store / "plan" / f"{OURS}-1-0123456789ab.tmp"
+        store.put(kind, key, b"data")
+    assert {(e.kind, e.key) for e in store.entries()} == {("plan", "a"), ("times", "b")}
+    assert all(e.size == e.path.stat().st_size > 4 for e in store.entries())
+    unfinished = cache_folder / "plan" / f"{OURS}-1-0123456789ab.tmp"
     unfinished.write_bytes(b"half")
-    assert cache.clear() == 2
-    assert cache.entries() == []
+    assert store.clear() == 2
+    assert store.entries() == []
     assert not unfinished.exists()
-    assert cache.get("plan", "a") is None
+    assert store.get("plan", "a") is None
 
 
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPATIA_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "hypatia-cache"
+    assert store.folder() == tmp_path / ".cache" / "hypatia-cache"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.folder() == tmp_path / ".cache" / "hypatia-cache"
+    assert store.folder() == tmp_path / ".cache" / "hypatia-cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.folder() == tmp_path / "xdg" / "hypatia-cache"
+    assert store.folder() == tmp_path / "xdg" / "hypatia-cache"
 
 
-def test_off_means_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.put("plan", "a", b"data")
+def test_off_means_off(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("plan", "a", b"data")
     monkeypatch.setenv("HYPATIA_CACHE", "off")
-    assert cache.get("plan", "a") is None
-    cache.put("plan", "b", b"data")
-    assert [e.key for e in cache.entries()] == ["a"]
+    assert store.get("plan", "a") is None
+    store.put("plan", "b", b"data")
+    assert [e.key for e in store.entries()] == ["a"]
 
 
 def test_a_wrong_kind_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="a kind is made of"):
-        cache.put("../plan", "a", b"")
+        store.put("../plan", "a", b"")
 
 
 def _version_moved(content: bytes) -> bytes:
@@ -111,105 +111,105 @@ def _version_moved(content: bytes) -> bytes:
     ],
     ids=["empty", "no head", "truncated", "longer", "one bit", "garbage", "key length", "version"],
 )
-def test_a_broken_file_counts_as_absent_and_goes(store: Path, spoil: Any, caplog: Any) -> None:
-    cache.put("plan", "key", b"some data")
-    path = only_file(store)
+def test_a_broken_file_counts_as_absent_and_goes(cache_folder: Path, spoil: Any, caplog: Any) -> None:
+    store.put("plan", "key", b"some data")
+    path = only_file(cache_folder)
     path.write_bytes(spoil(path.read_bytes()))
-    with caplog.at_level(logging.DEBUG, "hypatia.cache"):
-        assert cache.get("plan", "key") is None
+    with caplog.at_level(logging.DEBUG, "hypatia.store"):
+        assert store.get("plan", "key") is None
     assert not path.exists()
     assert "counts as absent" in caplog.text
     assert warnings(caplog) == []
-    cache.put("plan", "key", b"again")
-    assert cache.get("plan", "key") == b"again"
+    store.put("plan", "key", b"again")
+    assert store.get("plan", "key") == b"again"
 
 
-def test_a_file_of_another_key_is_not_taken(store: Path) -> None:
-    cache.put("plan", "key", b"data")
-    path = only_file(store)
-    cache.put("plan", "other", b"other")
-    (other,) = [p for p in store.rglob("*.entry") if p != path]
+def test_a_file_of_another_key_is_not_taken(cache_folder: Path) -> None:
+    store.put("plan", "key", b"data")
+    path = only_file(cache_folder)
+    store.put("plan", "other", b"other")
+    (other,) = [p for p in cache_folder.rglob("*.entry") if p != path]
     path.write_bytes(other.read_bytes())
-    assert cache.get("plan", "key") is None
+    assert store.get("plan", "key") is None
 
 
-def test_a_folder_in_place_of_a_file(store: Path) -> None:
-    cache.put("plan", "key", b"data")
-    path = only_file(store)
+def test_a_folder_in_place_of_a_file(cache_folder: Path) -> None:
+    store.put("plan", "key", b"data")
+    path = only_file(cache_folder)
     path.unlink()
     (path / "inner").mkdir(parents=True)
-    assert cache.get("plan", "key") is None
-    cache.put("plan", "key", b"again")
-    assert cache.get("plan", "key") is None
+    assert store.get("plan", "key") is None
+    store.put("plan", "key", b"again")
+    assert store.get("plan", "key") is None
     assert (path / "inner").is_dir(), "it is not ours to remove"
-    cache.put("plan", "other", b"data")
-    assert cache.get("plan", "other") == b"data"
+    store.put("plan", "other", b"data")
+    assert store.get("plan", "other") == b"data"
 
 
-def test_a_file_in_place_of_the_folder_is_one_warning(store: Path, caplog: Any) -> None:
-    store.write_text("in the way")
+def test_a_file_in_place_of_the_folder_is_one_warning(cache_folder: Path, caplog: Any) -> None:
+    cache_folder.write_text("in the way")
     for i in range(3):
-        cache.put("plan", str(i), b"data")
-        assert cache.get("plan", str(i)) is None
+        store.put("plan", str(i), b"data")
+        assert store.get("plan", str(i)) is None
     assert len(warnings(caplog)) == 1
-    assert str(store) in warnings(caplog)[0]
-    assert cache.entries() == []
-    assert cache.clear() == 0
-    assert cache.trouble()
-    assert store.read_text() == "in the way"
+    assert str(cache_folder) in warnings(caplog)[0]
+    assert store.entries() == []
+    assert store.clear() == 0
+    assert store.trouble()
+    assert cache_folder.read_text() == "in the way"
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 @pytest.mark.parametrize("call", ["replace", "mkdir", "open"])
 def test_a_folder_that_cannot_be_written(
-    store: Path, monkeypatch: Any, caplog: Any, code: int, call: str
+    cache_folder: Path, monkeypatch: Any, caplog: Any, code: int, call: str
 ) -> None:
-    cache.put("plan", "old", b"data")
+    store.put("plan", "old", b"data")
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as broken:
         broken.setattr(os, call, fail)
-        cache.put("plan", "a", b"data")
-        cache.put("plan", "b", b"data")
-        assert cache.trouble()
+        store.put("plan", "a", b"data")
+        store.put("plan", "b", b"data")
+        assert store.trouble()
     assert len(warnings(caplog)) == 1
     assert os.strerror(code) in warnings(caplog)[0]
-    assert cache.get("plan", "a") is None
-    assert cache.get("plan", "old") == b"data"
-    assert list(store.rglob("*.tmp")) == []
+    assert store.get("plan", "a") is None
+    assert store.get("plan", "old") == b"data"
+    assert list(cache_folder.rglob("*.tmp")) == []
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")
 def test_a_folder_that_cannot_be_made(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setenv("HYPATIA_CACHE_DIR", "/proc/self/hypatia")
     for key in "ab":
-        cache.put("plan", key, b"data")
-        assert cache.get("plan", key) is None
+        store.put("plan", key, b"data")
+        assert store.get("plan", key) is None
     assert len(warnings(caplog)) == 1
 
 
 def test_a_file_that_another_process_cleared_is_no_warning(
-    store: Path, monkeypatch: Any, caplog: Any
+    cache_folder: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    cache.put("plan", "other", b"data")
+    store.put("plan", "other", b"data")
     replace = os.replace
 
     def cleared(source: Any, target: Any, **folders: Any) -> None:
-        cache.clear()
+        store.clear()
         replace(source, target, **folders)
 
     with monkeypatch.context() as busy:
         busy.setattr(os, "replace", cleared)
-        cache.put("plan", "key", b"data")
-    assert cache.get("plan", "key") is None
+        store.put("plan", "key", b"data")
+    assert store.get("plan", "key") is None
     assert warnings(caplog) == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_disk(store: Path, monkeypatch: Any, caplog: Any) -> None:
-    cache.put("plan", "other", b"data")
+def test_a_full_disk(cache_folder: Path, monkeypatch: Any, caplog: Any) -> None:
+    store.put("plan", "other", b"data")
     opened = []
     plain = os.open
 
@@ -221,21 +221,21 @@ def test_a_full_disk(store: Path, monkeypatch: Any, caplog: Any) -> None:
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "open", full)
-        cache.put("plan", "key", b"data" * 10_000)
+        store.put("plan", "key", b"data" * 10_000)
     assert opened
     assert "No space left" in warnings(caplog)[0]
-    assert cache.get("plan", "key") is None
+    assert store.get("plan", "key") is None
 
 
-def test_an_unreadable_file_counts_as_absent(store: Path, monkeypatch: Any, caplog: Any) -> None:
-    cache.put("plan", "key", b"data")
+def test_an_unreadable_file_counts_as_absent(cache_folder: Path, monkeypatch: Any, caplog: Any) -> None:
+    store.put("plan", "key", b"data")
 
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(private, "read", fail)
-        assert cache.get("plan", "key") is None
+        broken.setattr(private_files, "read", fail)
+        assert store.get("plan", "key") is None
     assert warnings(caplog) == []
 
 
@@ -244,22 +244,22 @@ def test_no_home(monkeypatch: Any, caplog: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        cache.put("plan", "key", b"data")
-        assert cache.get("plan", "key") is None
+        store.put("plan", "key", b"data")
+        assert store.get("plan", "key") is None
     assert len(warnings(caplog)) == 1
-    assert cache.trouble() == "there is no home folder"
-    assert cache.entries() == []
+    assert store.trouble() == "there is no home folder"
+    assert store.entries() == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("when", ["write", "rename"])
-def test_an_interrupted_write_leaves_nothing(store: Path, monkeypatch: Any, when: str) -> None:
-    cache.put("plan", "key", b"old")
+def test_an_interrupted_write_leaves_nothing(cache_folder: Path, monkeypatch: Any, when: str) -> None:
+    store.put("plan", "key", b"old")
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    plain = private.write
+    plain = private_files.write
 
     def half(place: int, name: str, _: bytes) -> None:
         plain(place, name, b"HALF")
@@ -269,30 +269,30 @@ def test_an_interrupted_write_leaves_nothing(store: Path, monkeypatch: Any, when
         if when == "rename":
             broken.setattr(os, "replace", interrupt)
         else:
-            broken.setattr(private, "write", half)
+            broken.setattr(private_files, "write", half)
         with pytest.raises(KeyboardInterrupt):
-            cache.put("plan", "key", b"new")
-    assert cache.get("plan", "key") == b"old"
-    assert list(store.rglob("*.tmp")) == []
+            store.put("plan", "key", b"new")
+    assert store.get("plan", "key") == b"old"
+    assert list(cache_folder.rglob("*.tmp")) == []
 
 
-def test_the_least_recently_used_goes_first(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_goes_first(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i, key in enumerate("abcd"):
-        cache.put("plan", key, bytes(1000))
-        (entry,) = [e for e in cache.entries() if e.key == key]
+        store.put("plan", key, bytes(1000))
+        (entry,) = [e for e in store.entries() if e.key == key]
         os.utime(entry.path, (1000 + i, 1000 + i))
-    assert cache.get("plan", "a") is not None
-    stale, fresh = (store / "plan" / f"{OURS}-{n}-0123456789ab.tmp" for n in (1, 2))
+    assert store.get("plan", "a") is not None
+    stale, fresh = (cache_folder / "plan" / f"{OURS}-{n}-0123456789ab.tmp" for n in (1, 2))
     stale.write_bytes(b"")
     fresh.write_bytes(b"")
     os.utime(stale, (1000, 1000))
     monkeypatch.setenv("HYPATIA_CACHE_SIZE", "4K")
-    cache.put("plan", "e", bytes(1000))
-    assert {e.key for e in cache.entries()} == {"a", "d", "e"}
+    store.put("plan", "e", bytes(1000))
+    assert {e.key for e in store.entries()} == {"a", "d", "e"}
     assert fresh.exists()
     assert not stale.exists()
-    cache.put("plan", "huge", bytes(5000))
-    assert {e.key for e in cache.entries()} == {"a", "d", "e"}
+    store.put("plan", "huge", bytes(5000))
+    assert {e.key for e in store.entries()} == {"a", "d", "e"}
 
 
 @pytest.mark.parametrize(
@@ -300,12 +300,12 @@ def test_the_least_recently_used_goes_first(store: Path, monkeypatch: pytest.Mon
 )
 def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
     monkeypatch.setenv("HYPATIA_CACHE_SIZE", text)
-    assert cache.size_limit() == size
+    assert store.size_limit() == size
 
 
 def test_a_wrong_size_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setenv("HYPATIA_CACHE_SIZE", "plenty")
-    assert cache.size_limit() == cache.size_limit() == cache.DEFAULT_SIZE
+    assert store.size_limit() == store.size_limit() == store.DEFAULT_SIZE
     assert len(warnings(caplog)) == 1
 
 
@@ -317,25 +317,25 @@ cache = importlib.import_module("package.cache")
 me = sys.argv[2].encode()
 for i in range(150):
     for key in "ab":
-        cache.put("plan", key, me * 3000)
-        found = cache.get("plan", key)
+        store.put("plan", key, me * 3000)
+        found = store.get("plan", key)
         assert found is None or (len(found) == 3000 and len(set(found)) == 1), found
     if me == b"z" and i % 10 == 0:
-        cache.clear()
+        store.clear()
 """
 
 
-def test_processes_share_a_folder(store: Path) -> None:
+def test_processes_share_a_folder(cache_folder: Path) -> None:
     """The module is loaded from its file: torch, which the package imports, would take most of the time."""
     workers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, cache.__file__, name], stderr=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", WRITER, store.__file__, name], stderr=subprocess.PIPE)
         for name in "xyz"
     ]
     for worker in workers:
         _, errors = worker.communicate(timeout=250)
         assert worker.returncode == 0, errors.decode()
         assert errors == b""
-    assert list(store.rglob("*.tmp")) == []
+    assert list(cache_folder.rglob("*.tmp")) == []
 
 
 def test_threads_share_a_folder() -> None:
@@ -343,8 +343,8 @@ def test_threads_share_a_folder() -> None:
 
     def work(letter: bytes) -> None:
         for _ in range(100):
-            cache.put("plan", "key", letter * 2000)
-            found = cache.get("plan", "key")
+            store.put("plan", "key", letter * 2000)
+            found = store.get("plan", "key")
             if found is None or len(found) != 2000 or len(set(found)) != 1:
                 wrong.append(found)
 
@@ -356,14 +356,14 @@ def test_threads_share_a_folder() -> None:
     assert wrong == []
 
 
-def test_a_killed_writer_leaves_nothing_that_is_read(store: Path) -> None:
+def test_a_killed_writer_leaves_nothing_that_is_read(cache_folder: Path) -> None:
     code = WRITER.replace("range(150)", "range(10**9)")
-    worker = subprocess.Popen([sys.executable, "-c", code, cache.__file__, "x"], stderr=subprocess.DEVNULL)
+    worker = subprocess.Popen([sys.executable, "-c", code, store.__file__, "x"], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
-    while not list(store.rglob("*.entry")) and time.monotonic() < deadline:
+    while not list(cache_folder.rglob("*.entry")) and time.monotonic() < deadline:
         time.sleep(0.01)
     worker.kill()
     worker.wait()
-    assert cache.get("plan", "a") in (None, b"x" * 3000)
-    cache.clear()
-    assert files(store) == []
+    assert store.get("plan", "a") in (None, b"x" * 3000)
+    store.clear()
+    assert files(cache_folder) == []

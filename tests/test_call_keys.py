@@ -129,7 +129,8 @@ def test_graphs_that_are_kept_do_not_serve_other_structures(
 ) -> None:
     """Not only where eager was kept as the fastest form."""
     monkeypatch.setattr(
-        "hypatia.compiling.in_turns", lambda forms, *_, **__: {n: float(n == "eager") for n in forms}
+        "hypatia.frontend.compiled_call.in_turns",
+        lambda forms, *_, **__: {n: float(n == "eager") for n in forms},
     )
     test_structures_are_kept_apart_in_inference(name)
 
@@ -216,7 +217,7 @@ def test_a_plan_that_cannot_be_made_at_other_sizes_leaves_the_call_to_its_own_en
         def refused(*_: Any) -> Any:
             raise hypatia.HypatiaError("no native plan: sizes that are not known")
 
-        monkeypatch.setattr("hypatia.planner.Planner.at", refused)
+        monkeypatch.setattr("hypatia.execute.plans.Planner.at", refused)
         for shape in ((11, 4), (2, 4), (1, 4), (2, 3, 4), (3, 4), (7, 4)):
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), model(x))

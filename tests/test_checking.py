@@ -9,16 +9,17 @@ import torch
 from torch import fx, nn
 
 import hypatia
-from hypatia import checking, trial
-from hypatia.yardstick import RandomState
+from hypatia.compiler.comparison import Comparison
+from hypatia.verifier import candidates, compare, judge
+from hypatia.verifier.reference import RandomState
 
 
-def _compared(function: Any, inputs: tuple[torch.Tensor, ...], change: Any) -> checking.Comparison:
+def _compared(function: Any, inputs: tuple[torch.Tensor, ...], change: Any) -> Comparison:
     gm = torch.export.export(_Wrapped(function), inputs).module()
     (output,) = gm.graph.find_nodes(op="output")
     nodes = list(output.args[0])
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    comparer = checking.Comparer(gm, values, RandomState([]), lambda: 1e9)
+    comparer = compare.Comparer(gm, values, RandomState([]), lambda: 1e9)
     results = [change(t) for t in function(*inputs)]
     return comparer.compare(dict(zip(nodes, results, strict=True)))
 
@@ -57,7 +58,7 @@ def test_fp64_all_the_way_is_judged_as_fp64() -> None:
 def test_one_element_with_any_stride_has_a_checksum() -> None:
     x = torch.randn(4)
     for stride in (0, 1, 7):
-        assert trial.checksum(x.as_strided((1,), (stride,))) == trial.checksum(x[:1])
+        assert candidates.checksum(x.as_strided((1,), (stride,))) == candidates.checksum(x[:1])
 
 
 def test_an_input_of_one_element_and_stride_zero_is_verified() -> None:
@@ -74,17 +75,17 @@ def test_eager_in_tf32_is_no_measure_of_closeness_to_eager() -> None:
     """A result as close to float64 as eager's passes, where eager multiplied with eleven bits."""
     exact = torch.randn(1000, dtype=torch.float64)
     eager, mine = ((exact + 1e-3 * torch.randn(1000)).float() for _ in range(2))
-    assert not checking.judge("", mine, eager, exact).ok
-    assert checking.judge("", mine, eager, exact, tf32=True).ok
-    assert not checking.judge("", (exact + 1e-2 * torch.randn(1000)).float(), eager, exact, tf32=True).ok
+    assert not judge.judge("", mine, eager, exact).ok
+    assert judge.judge("", mine, eager, exact, tf32=True).ok
+    assert not judge.judge("", (exact + 1e-2 * torch.randn(1000)).float(), eager, exact, tf32=True).ok
     # In true fp32 eager is close to float64, and a result has to be close to eager.
     near = (exact + 3e-5 * torch.sign(exact)).float()
-    assert not checking.judge("", near, exact.float(), exact, tf32=True).ok
+    assert not judge.judge("", near, exact.float(), exact, tf32=True).ok
 
 
 def test_16_bit_results_with_several_times_eagers_error_are_wrong() -> None:
     exact = torch.randn(10_000, dtype=torch.float64)
     eager = exact.bfloat16()
     own = float((eager.double() - exact).abs().max())
-    assert checking.judge("", (exact + 1.5 * own).bfloat16(), eager, exact).ok
-    assert not checking.judge("", (exact + 6 * own).bfloat16(), eager, exact).ok
+    assert judge.judge("", (exact + 1.5 * own).bfloat16(), eager, exact).ok
+    assert not judge.judge("", (exact + 6 * own).bfloat16(), eager, exact).ok

@@ -22,13 +22,15 @@ import torch
 from click.testing import CliRunner, Result
 
 import hypatia
-from hypatia import _native, benching, cache, diagnosis, faults, libraries
-from hypatia.cli import cli
-from hypatia.cli.bench_page import COLOURS, page
-from hypatia.cli.output import check_targets
-from hypatia.verification import Errors, Verification
+from hypatia import _native, faults, store
+from hypatia.devices import cuda_libraries
+from hypatia.tools import bench, doctor, measure
+from hypatia.tools.cli import cli
+from hypatia.tools.cli.bench_page import COLOURS, page
+from hypatia.tools.cli.output import check_targets
+from hypatia.verifier.verify import Errors, Verification
 
-bench_command = importlib.import_module("hypatia.cli.bench")
+bench_command = importlib.import_module("hypatia.tools.cli.bench")
 
 COMMANDS = ("bench", "cache", "demo", "doctor", "explain", "rules", "verify")
 
@@ -104,7 +106,7 @@ def test_help_and_version_need_no_torch(arguments: list[str]) -> None:
     imported = {
         line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time")
     }
-    assert "hypatia.cli.bench" in imported
+    assert "hypatia.tools.cli.bench" in imported
     assert not {"torch", "rich.console", "jinja2"} & imported
     assert _native.__version__ in done.stdout or "Usage: hypatia" in done.stdout
 
@@ -282,7 +284,7 @@ def test_files_are_checked_before_the_work(
         raise AssertionError("work began")
 
     monkeypatch.setattr(hypatia, "explain", never)
-    monkeypatch.setattr(benching, "bench", never)
+    monkeypatch.setattr(bench, "bench", never)
     assert "cannot be written" in bad(*arguments)
 
 
@@ -416,18 +418,18 @@ def test_rules_check_for_real() -> None:
 
 def test_cache() -> None:
     assert "0 entries, 0 B of 512.0 MiB" in good("cache", "show")
-    cache.put("plan", "a [bold]key[/]", b"data")
+    store.put("plan", "a [bold]key[/]", b"data")
     text = good("cache", "show")
     assert "1 entries" in text
     assert "a [bold]key[/]" in text
     assert [e["key"] for e in json.loads(good("cache", "show", "--json"))["entries"]] == ["a [bold]key[/]"]
-    tuning = cache.tuning_folder()
+    tuning = store.tuning_folder()
     assert tuning is not None
     (tuning / "tuning.jsonl").write_text('{"hypatia tuning":1}\n{"entry":{"times":{}}}\n')
     assert "1 measured kernels" in good("cache", "show")
     assert "1 entries removed" in good("cache", "clear")
-    assert cache.entries() == []
-    assert cache.measurements() == 0
+    assert store.entries() == []
+    assert store.measurements() == 0
 
 
 def test_doctor() -> None:
@@ -448,12 +450,12 @@ def test_doctor() -> None:
 def test_doctor_shows_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(libraries, "find", lambda library: None)
+    monkeypatch.setattr(cuda_libraries, "find", lambda library: None)
 
-    def explode() -> list[diagnosis.Finding]:
+    def explode() -> list[doctor.Finding]:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(diagnosis, "_environment", explode)
+    monkeypatch.setattr(doctor, "_environment", explode)
     text = good("doctor", "--quick")
     assert "Not a directory" in " ".join(text.split()) or "File exists" in " ".join(text.split())
     assert "not found" in text
@@ -475,30 +477,30 @@ def test_libraries_are_found_where_they_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     packages = tmp_path / "site-packages"
-    library = libraries.Library("fake", ("libhypatia_fake.so.1",), lambda _: "1.2", "install it")
-    assert libraries.find(library) is None
+    library = cuda_libraries.Library("fake", ("libhypatia_fake.so.1",), lambda _: "1.2", "install it")
+    assert cuda_libraries.find(library) is None
     folder = packages / "nvidia" / "fake" / "lib"
     folder.mkdir(parents=True)
     (folder / "libhypatia_fake.so.1").write_bytes(b"no library")
     monkeypatch.syspath_prepend(packages)
-    assert libraries.find(library) is None, "a folder that only sys.path has is not searched"
+    assert cuda_libraries.find(library) is None, "a folder that only sys.path has is not searched"
     owner, name, value = {
-        "of this Python": (libraries.sysconfig, "get_path", lambda _: str(packages)),
-        "of the system": (libraries.site, "getsitepackages", lambda: [str(packages)]),
-        "of the user": (libraries.site, "getusersitepackages", lambda: str(packages)),
+        "of this Python": (cuda_libraries.sysconfig, "get_path", lambda _: str(packages)),
+        "of the system": (cuda_libraries.site, "getsitepackages", lambda: [str(packages)]),
+        "of the user": (cuda_libraries.site, "getusersitepackages", lambda: str(packages)),
         "beside torch": (torch, "__file__", str(packages / "torch" / "__init__.py")),
     }[where]
     monkeypatch.setattr(owner, name, value)
-    place = libraries.find(library)
-    assert place == libraries.Place(str(folder / "libhypatia_fake.so.1"), "in site-packages")
-    assert libraries.version(library, place) == ""
-    loaded = libraries.find(libraries.Library("torch", ("libtorch_cpu.so",), lambda _: "", ""))
+    place = cuda_libraries.find(library)
+    assert place == cuda_libraries.Place(str(folder / "libhypatia_fake.so.1"), "in site-packages")
+    assert cuda_libraries.version(library, place) == ""
+    loaded = cuda_libraries.find(cuda_libraries.Library("torch", ("libtorch_cpu.so",), lambda _: "", ""))
     assert loaded is not None
     assert loaded.how == "loaded"
 
 
 def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)
     backends = ("--backend", "eager", "--backend", "hypatia")
     text = good(
         *("bench", "tiny-b64", *backends, "--repeats", "2", "--device", "cpu"),
@@ -520,7 +522,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["models.py:build", "models:keywords"])
 def test_bench_of_a_model_of_ones_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)
     names = ("eager", "hypatia", "hypatia-direct")
     backends = [part for backend in names for part in ("--backend", backend)]
     data = json.loads(good("bench", name, *backends, "--repeats", "1", "--device", "cpu", "--json", "-"))
@@ -537,7 +539,7 @@ def test_bench_of_token_ids_and_another_dtype(monkeypatch: pytest.MonkeyPatch, t
         "def build():\n"
         "    return nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4)), (torch.arange(6),)\n"
     )
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)
     arguments = ("--backend", "hypatia", "--repeats", "1", "--device", "cpu", "--dtype", "bf16", "--training")
     data = json.loads(good("bench", "words.py:build", *arguments, "--json", "-"))
     assert data["dtype"] == "bf16"
@@ -546,8 +548,8 @@ def test_bench_of_token_ids_and_another_dtype(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_bench_page_escapes_and_shows_reasons() -> None:
-    cell = benching.Cell("<b>", "hypatia", reason="<script>alert(1)</script>").data()
-    slow = benching.Cell("<b>", "eager", 2e6, 1.0, None, 1e-6, True).data()
+    cell = bench.Cell("<b>", "hypatia", reason="<script>alert(1)</script>").data()
+    slow = bench.Cell("<b>", "eager", 2e6, 1.0, None, 1e-6, True).data()
     machine = dict.fromkeys(("hypatia", "torch", "python", "cpu", "threads", "cores", "gpu"), "?")
     settings = {"dtype": "fp32", "device": "cpu", "training": False, "repeats": 1, "notes": ["no GPU"]}
     html = page({"machine": machine, **settings, "cells": [slow, cell]})
@@ -557,9 +559,9 @@ def test_bench_page_escapes_and_shows_reasons() -> None:
 
 
 def test_bench_offers_what_can_be_measured() -> None:
-    assert bench_command.BACKENDS == benching.BACKENDS
-    assert set(bench_command.DTYPES) == set(benching.DTYPES)
-    assert set(COLOURS) == set(benching.BACKENDS)
+    assert bench_command.BACKENDS == bench.BACKENDS
+    assert set(bench_command.DTYPES) == set(bench.DTYPES)
+    assert set(COLOURS) == set(bench.BACKENDS)
 
 
 def test_bench_lists() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypatia import _native, cache, cuda, libraries
+from hypatia import _native, store
+from hypatia.devices import cuda, cuda_libraries
 
 ROOT = Path(__file__).parent.parent
 KERNEL = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; }'
@@ -46,7 +47,7 @@ def test_no_second_copy_is_loaded() -> None:
     if not maps.exists():
         pytest.skip("there is no /proc to look at")
     _native.cuda.libraries()
-    for library in libraries.KNOWN:
+    for library in cuda_libraries.KNOWN:
         stem = library.files[0].split(".so")[0]
         paths = {line.split()[-1] for line in maps.read_text().splitlines() if f"/{stem}.so" in line}
         assert len(paths) <= 1, paths
@@ -73,19 +74,19 @@ def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HYPATIA_CACHE", "on")
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path))
     code = _native.cuda.compile("one", KERNEL, (9, 0))
-    (entry,) = cache.entries()
+    (entry,) = store.entries()
     assert entry.kind == "kernel"
     assert entry.key.startswith("one sm_90 nvrtc ")
     # What is kept is used; what is damaged, or no machine code, is compiled again.
-    cache.put("kernel", entry.key, b"\x7fELF another")
+    store.put("kernel", entry.key, b"\x7fELF another")
     assert _native.cuda.compile("one", KERNEL, (9, 0)) == b"\x7fELF another"
     entry.path.write_bytes(entry.path.read_bytes()[:-1])
     assert _native.cuda.compile("one", KERNEL, (9, 0)) == code
-    cache.put("kernel", entry.key, b"something else")
+    store.put("kernel", entry.key, b"something else")
     assert _native.cuda.compile("one", KERNEL, (9, 0)) == code
     _native.cuda.compile("one", KERNEL, (8, 0))
     _native.cuda.compile("one", KERNEL + "\n", (9, 0))
-    assert len(cache.entries()) == 3
+    assert len(store.entries()) == 3
 
 
 def test_products_are_named_by_all_that_matters() -> None:

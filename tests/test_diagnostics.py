@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from hypatia import benching
-from hypatia.workloads import KERNELS
+from hypatia.tools import bench, measure
+from hypatia.tools.workloads import KERNELS
 
 BENCH = Path(__file__).parent.parent / "bench"
 BINARY = BENCH.parent / "target" / "release" / "hypatia-opt"
@@ -26,7 +26,7 @@ BINARY = BENCH.parent / "target" / "release" / "hypatia-opt"
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a diagnostic and gives a function that runs it and returns its exit code and its cases."""
     monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.setattr(benching, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.0)
 
     def module(name: str) -> ModuleType:
         return importlib.import_module(name)
@@ -122,8 +122,8 @@ def test_mlp_sweep(load: Any, run: Any, monkeypatch: Any) -> None:
 def test_mlp_sweep_falls_short(load: Any) -> None:
     shortfall = load("mlp_sweep").shortfall
 
-    def ours(*samples: float, **changed: Any) -> benching.Cell:
-        return benching.Cell(
+    def ours(*samples: float, **changed: Any) -> bench.Cell:
+        return bench.Cell(
             "m",
             "hypatia",
             microseconds=samples[-1],
@@ -132,8 +132,8 @@ def test_mlp_sweep_falls_short(load: Any) -> None:
             **{"error": 1e-7, **changed},
         )
 
-    eager = benching.Cell("m", "eager", microseconds=1.0, correct=True, samples=[1.0, 1.0])
-    slow = benching.Cell("m", "aot-eager", microseconds=1.3, samples=[1.3, 1.3])
+    eager = bench.Cell("m", "eager", microseconds=1.0, correct=True, samples=[1.0, 1.0])
+    slow = bench.Cell("m", "aot-eager", microseconds=1.3, samples=[1.3, 1.3])
     assert shortfall(eager, ours(1.0, 1.1), eager) == ""
     assert shortfall(eager, ours(1.0, 5.0), eager) == "", "one undisturbed sample is enough"
     assert "slower: 0.80x of eager" in shortfall(eager, ours(1.25, 1.25), eager)
@@ -141,7 +141,7 @@ def test_mlp_sweep_falls_short(load: Any) -> None:
     wrong = ours(1.0)
     wrong.correct = False
     assert "wrong" in shortfall(eager, wrong, eager)
-    assert "tired" in shortfall(eager, benching.Cell("m", "hypatia", reason="tired"), eager)
+    assert "tired" in shortfall(eager, bench.Cell("m", "hypatia", reason="tired"), eager)
 
 
 @pytest.mark.skipif(not BINARY.exists(), reason="hypatia-opt is not built (cargo build --release -p hypatia)")

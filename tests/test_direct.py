@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 import hypatia
-from hypatia import native
-from hypatia.backend import compile_count
+from hypatia.execute import native
+from hypatia.frontend.dynamo import compile_count
 from test_native import Layers, Mixed, _fresh, assert_right  # noqa: F401  (a fixture for this file too)
 
 

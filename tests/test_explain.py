@@ -18,15 +18,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from hypatia.checking import Result
-from hypatia.demo import Block
-from hypatia.explaining import Report, explain, words
-from hypatia.explaining.placing import straighten
-from hypatia.explaining.repetition import repetitions
-from hypatia.explaining.savings import replaced, savings
+from hypatia.compiler.comparison import Result
+from hypatia.compiler.report import Check, Removed
 from hypatia.options import OptionError
-from hypatia.report import Check, Removed
-from hypatia.verification import Verification
+from hypatia.tools.demo import Block
+from hypatia.tools.explain import Report, explain, words
+from hypatia.tools.explain.placing import straighten
+from hypatia.tools.explain.repetition import repetitions
+from hypatia.tools.explain.savings import replaced, savings
+from hypatia.verifier.verify import Verification
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia import cache, checking, guard, pipeline, programs
-from hypatia.backend import collecting
+from hypatia import store
+from hypatia.compiler import pipeline, program_cache
+from hypatia.frontend.dynamo import collecting
+from hypatia.verifier import compare, first_call
 from support import assert_as_close_as_eager, fresh_dynamo
 
 grad_modes = pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
@@ -75,10 +77,10 @@ class Raising:
 
 PLACES: dict[str, tuple[Any, str]] = {
     "capture": (pipeline, "capture"),
-    "search": (programs._native, "optimize"),
+    "search": (program_cache._native, "optimize"),
     "rebuild": (pipeline, "rebuild"),
-    "checked run": (guard.Trial, "run"),
-    "comparison": (checking.Comparer, "compare"),
+    "checked run": (first_call.Trial, "run"),
+    "comparison": (compare.Comparer, "compare"),
 }
 
 
@@ -220,10 +222,10 @@ def test_a_forward_that_raises(grad: bool) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder that keeps every program."""
-    monkeypatch.setattr(programs, "WORTH_MS", 0.0)
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(program_cache, "WORTH_MS", 0.0)
+    monkeypatch.setattr(store, "_warned", set())
     monkeypatch.setenv("HYPATIA_CACHE", "on")
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "store"))
     return tmp_path / "store"
@@ -234,13 +236,13 @@ class Searches:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        native = programs._native.optimize
+        native = program_cache._native.optimize
 
         def counted(*args: Any) -> Any:
             self.count += 1
             return native(*args)
 
-        monkeypatch.setattr(programs._native, "optimize", counted)
+        monkeypatch.setattr(program_cache._native, "optimize", counted)
 
 
 def compile_anew(grad: bool = False) -> None:
@@ -254,11 +256,11 @@ def compile_anew(grad: bool = False) -> None:
 
 
 @grad_modes
-def test_a_program_from_disk(store: Path, monkeypatch: pytest.MonkeyPatch, grad: bool) -> None:
+def test_a_program_from_disk(cache_folder: Path, monkeypatch: pytest.MonkeyPatch, grad: bool) -> None:
     """What is found on disk is used, is checked, and has a proof that can be asked for."""
     searches = Searches(monkeypatch)
     compile_anew(grad)
-    assert (searches.count, len(cache.entries())) == (1, 1)
+    assert (searches.count, len(store.entries())) == (1, 1)
     with collecting() as reports:
         compile_anew(grad)
     assert searches.count == 1, "the program was searched again"
@@ -268,7 +270,7 @@ def test_a_program_from_disk(store: Path, monkeypatch: pytest.MonkeyPatch, grad:
     fresh_dynamo()
     with torch.set_grad_enabled(grad):
         torch.compile(model_and_input()[0].inner, backend="hypatia")(torch.randn(6, 8))
-    assert len(cache.entries()) == 2, "two graphs share an entry"
+    assert len(store.entries()) == 2, "two graphs share an entry"
 
 
 def spoil(path: Path, how: str) -> None:
@@ -282,11 +284,11 @@ def spoil(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
-def test_a_corrupted_cache_file(store: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_corrupted_cache_file(cache_folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It counts as absent, and a whole one takes its place."""
     searches = Searches(monkeypatch)
     compile_anew()
-    (entry,) = cache.entries()
+    (entry,) = store.entries()
     spoil(entry.path, how)
     compile_anew()
     assert searches.count == 2
@@ -295,29 +297,31 @@ def test_a_corrupted_cache_file(store: Path, monkeypatch: pytest.MonkeyPatch, ho
 
 
 def test_a_folder_in_place_of_a_cache_file(
-    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It counts as absent and stays, for it is not ours: the program is searched every time."""
     searches = Searches(monkeypatch)
     compile_anew()
-    (entry,) = cache.entries()
+    (entry,) = store.entries()
     entry.path.unlink()
     entry.path.mkdir()
     for count in (2, 3):
         compile_anew()
         assert searches.count == count
     assert entry.path.is_dir()
-    assert files(store) == [cache._MARKER], "a half-written file was left behind"
+    assert files(cache_folder) == [store._MARKER], "a half-written file was left behind"
     assert warnings_of_the_cache(caplog) == []
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"not json", b'{"emission": "{}"}', b"null"])
-def test_a_whole_file_without_a_program(store: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def test_a_whole_file_without_a_program(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     """A file whose checksum fits, from a version that wrote something else: the program is searched again."""
     searches = Searches(monkeypatch)
     compile_anew()
-    (entry,) = cache.entries()
-    cache.put(entry.kind, entry.key, content)
+    (entry,) = store.entries()
+    store.put(entry.kind, entry.key, content)
     compile_anew()
     assert searches.count == 2
 
@@ -325,34 +329,36 @@ def test_a_whole_file_without_a_program(store: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "program", ["{}", '{"nodes": [], "root": 0, "weights": [], "origins": []}', "no json"]
 )
-def test_a_file_with_half_a_program(store: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_a_file_with_half_a_program(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     """A program that cannot be rebuilt is searched again, and the whole one takes its place."""
     searches = Searches(monkeypatch)
     compile_anew()
-    (entry,) = cache.entries()
-    kept = json.loads(cache.get(entry.kind, entry.key))
-    cache.put(entry.kind, entry.key, json.dumps({**kept, "program": program}).encode())
+    (entry,) = store.entries()
+    kept = json.loads(store.get(entry.kind, entry.key))
+    store.put(entry.kind, entry.key, json.dumps({**kept, "program": program}).encode())
     compile_anew()
     assert searches.count == 2
     assert program_in(entry) == kept["program"]
 
 
-def program_in(entry: cache.Entry) -> str:
-    return json.loads(cache.get(entry.kind, entry.key))["program"]
+def program_in(entry: store.Entry) -> str:
+    return json.loads(store.get(entry.kind, entry.key))["program"]
 
 
-def exchanged(compile_another: Callable[[], Any]) -> cache.Entry:
+def exchanged(compile_another: Callable[[], Any]) -> store.Entry:
     """The entry of the model, which has the program of another one."""
     compile_anew()
-    (entry,) = cache.entries()
+    (entry,) = store.entries()
     compile_another()
-    (other,) = (e for e in cache.entries() if e.key != entry.key)
+    (other,) = (e for e in store.entries() if e.key != entry.key)
     assert program_in(other) != program_in(entry)
-    cache.put(entry.kind, entry.key, cache.get(other.kind, other.key))
+    store.put(entry.kind, entry.key, store.get(other.kind, other.key))
     return entry
 
 
-def test_a_program_of_another_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_another_graph(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worst case: a whole program of the same inputs that computes something else. The check rolls it
     back, and the results are right."""
     monkeypatch.setattr(pipeline, "raise_errors", False)
@@ -367,7 +373,7 @@ def test_a_program_of_another_graph(store: Path, monkeypatch: pytest.MonkeyPatch
         compile_anew()
 
 
-def test_a_program_of_a_graph_with_other_inputs(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_a_graph_with_other_inputs(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not fit, so that it is not used at all: the program is searched again and takes its place."""
     wide = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 4))
     entry = exchanged(lambda: torch.compile(wide, backend="hypatia")(torch.randn(6, 8)))
@@ -380,12 +386,12 @@ def test_a_program_of_a_graph_with_other_inputs(store: Path, monkeypatch: pytest
     assert searches.count == 1, "the program that does not fit was not replaced"
 
 
-def files(store: Path) -> list[str]:
-    return [p.name for p in store.rglob("*") if p.is_file()]
+def files(cache_folder: Path) -> list[str]:
+    return [p.name for p in cache_folder.rglob("*") if p.is_file()]
 
 
 def warnings_of_the_cache(caplog: pytest.LogCaptureFixture) -> list[str]:
-    records = (r for r in caplog.records if r.name == "hypatia.cache" and r.levelno >= logging.WARNING)
+    records = (r for r in caplog.records if r.name == "hypatia.store" and r.levelno >= logging.WARNING)
     return [r.getMessage() for r in records]
 
 
@@ -397,28 +403,32 @@ new_or_old = pytest.mark.parametrize("old", [False, True], ids=["new folder", "o
 )
 @new_or_old
 def test_a_cache_folder_that_cannot_be_written(
-    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, old: bool
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    old: bool,
 ) -> None:
     """Nothing is kept, one line says so, and compiling goes on."""
     if old:
-        assert cache.trouble() is None
+        assert store.trouble() is None
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(cache.os, "replace", refuse)
+    monkeypatch.setattr(store.os, "replace", refuse)
     compile_anew()
     compile_anew()
     (said,) = warnings_of_the_cache(caplog)
     assert "nothing is kept" in said
-    assert str(store) in said
+    assert str(cache_folder) in said
     assert os.strerror(code) in said
-    assert files(store) == [cache._MARKER] * old, "a half-written file was left behind"
+    assert files(cache_folder) == [store._MARKER] * old, "a half-written file was left behind"
 
 
 @pytest.mark.parametrize("where", ["missing", "under a file", "removed"])
 def test_a_missing_cache_folder(
-    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     """It is made when it is needed, and done without when that fails."""
     if where == "under a file":
@@ -426,23 +436,25 @@ def test_a_missing_cache_folder(
         monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path / "file" / "store"))
     compile_anew()
     if where == "removed":
-        for path in sorted(store.rglob("*"), reverse=True):
+        for path in sorted(cache_folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
-        store.rmdir()
+        cache_folder.rmdir()
         compile_anew()
-    assert store.is_dir() == (where != "under a file")
+    assert cache_folder.is_dir() == (where != "under a file")
 
 
 @new_or_old
-def test_an_interrupted_write_of_the_cache(store: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+def test_an_interrupted_write_of_the_cache(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
     """Ctrl-C while the folder is made or a program is written: no half of a file, and the next compilation
     is whole."""
     if old:
-        assert cache.trouble() is None
+        assert store.trouble() is None
     replace = Raising(os.replace, KeyboardInterrupt())
-    monkeypatch.setattr(cache.os, "replace", replace)
+    monkeypatch.setattr(store.os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         compile_anew()
-    assert files(store) == [cache._MARKER] * old
+    assert files(cache_folder) == [store._MARKER] * old
     compile_anew()
-    assert len(cache.entries()) == 1
+    assert len(store.entries()) == 1

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia.folding import FoldedWeights
+from hypatia.execute.folding import FoldedWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -22,7 +22,10 @@ from fuzz.program import Program, Row, Weight, module_of
 from fuzz.runner import Runner, Settings
 from fuzz.tensors import T
 from fuzz.worker import shrunk, signature
-from hypatia import compiling, faults, native, pipeline
+from hypatia import faults
+from hypatia.compiler import pipeline
+from hypatia.execute import native
+from hypatia.frontend import compiled_call
 
 SAMPLE = range(104, 144)
 """Seeds of the cases that every run of the tests sees."""
@@ -139,7 +142,7 @@ def test_a_wrong_result_of_a_plan_is_found(
     case = _case(*LAYERS, weights=WEIGHT)
     monkeypatch.setattr(native.NativeGraph, "run", _spoiled(change))
     # What the first call of a plan shows, the compiler sees by itself.
-    monkeypatch.setattr(compiling, "lies_alike", lambda *_, **__: True)
+    monkeypatch.setattr(compiled_call, "lies_alike", lambda *_, **__: True)
     outcome = run_case(case)
     assert outcome.kind == "wrong"
     assert said in outcome.message

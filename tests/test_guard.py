@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hypatia
-from hypatia import checking, faults, guard, trial
-from hypatia.backend import collecting
-from hypatia.culprit import smallest
-from hypatia.report import GraphReport
-from hypatia.trial import checksum
-from hypatia.yardstick import RandomState, Script, Stream
+from hypatia import faults
+from hypatia.compiler.report import GraphReport
+from hypatia.frontend.dynamo import collecting
+from hypatia.verifier import candidates, compare, first_call
+from hypatia.verifier.blame import smallest
+from hypatia.verifier.candidates import checksum
+from hypatia.verifier.reference import RandomState, Script, Stream
 from support import fresh_dynamo
 
 
@@ -126,15 +127,15 @@ def test_optimize_checks_gradients() -> None:
 
 def test_later_calls_go_straight_to_the_graph() -> None:
     model, x = mlp(), torch.randn(16, 32)
-    guards: list[guard.Guard] = []
-    init = guard.Guard.__init__
+    guards: list[first_call.Guard] = []
+    init = first_call.Guard.__init__
 
-    def remember(self: guard.Guard, *args: Any, **kwargs: Any) -> None:
+    def remember(self: first_call.Guard, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         guards.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard.Guard, "__init__", remember)
+        patch.setattr(first_call.Guard, "__init__", remember)
         run(model, x)
     (made,) = guards
     assert made.forward != made.first_call
@@ -222,7 +223,7 @@ def test_inputs_are_changed_once() -> None:
 
 
 def test_without_memory_for_float64_eager_is_the_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "memory_allowed", lambda inputs: 0.0)
+    monkeypatch.setattr(candidates, "memory_allowed", lambda inputs: 0.0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval(), torch.randn(8, 64)
     result, (report,), messages = run(model, x)
     assert report.check.results, "the rewrite changes no bit, so that nothing was measured"
@@ -239,7 +240,7 @@ def test_running_out_of_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     def exhausted(*_: Any) -> None:
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(checking.Comparer, "compare", exhausted)
+    monkeypatch.setattr(compare.Comparer, "compare", exhausted)
     model, x = mlp(), torch.randn(16, 32)
     result, (report,), _ = run(model, x)
     assert torch.allclose(result, model(x), atol=1e-6)
@@ -250,7 +251,7 @@ def test_a_check_that_breaks_leaves_the_graph_as_it_was(monkeypatch: pytest.Monk
     def broken(*_: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(checking.Comparer, "compare", broken)
+    monkeypatch.setattr(compare.Comparer, "compare", broken)
     monkeypatch.setattr(hypatia.pipeline, "raise_errors", False)
     model, x = mlp(), torch.randn(16, 32)
     with faults.wrong_rule():
@@ -314,12 +315,12 @@ def test_threads_wait_for_the_verdict() -> None:
 
 
 def test_a_first_call_is_checked_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hypatia import guard
+    from hypatia.verifier import first_call
 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert guard._checkable([torch.ones(2)])
+    assert first_call._checkable([torch.ones(2)])
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        assert not guard._checkable([torch.ones(2)])
+        assert not first_call._checkable([torch.ones(2)])
 
 
 def test_collectives_are_made_once() -> None:
@@ -420,10 +421,10 @@ def test_parameters_are_bound_to_the_same_values() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     gm = torch.export.export(model, (torch.randn(2, 4),), strict=False).module(check_guards=False)
     twin = torch.export.export(model, (torch.randn(2, 4),), strict=False).module(check_guards=False)
-    assert trial.misbound(gm, twin) == ""
+    assert candidates.misbound(gm, twin) == ""
     weights = [n for n in twin.graph.find_nodes(op="get_attr") if "weight" in n.target]
     getattr(twin, "0").weight = nn.Parameter(getattr(twin, "2").weight.detach().clone())
-    assert "has other values than in the model" in trial.misbound(gm, twin), weights
+    assert "has other values than in the model" in candidates.misbound(gm, twin), weights
     (place,) = gm.graph.find_nodes(op="placeholder")
     place._rename("other")
-    assert "inputs are bound as" in trial.misbound(gm, twin)
+    assert "inputs are bound as" in candidates.misbound(gm, twin)

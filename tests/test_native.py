@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import calls, native, planner, timing
-from hypatia.backend import collecting
+from hypatia.execute import native, plans, timing, torch_calls
+from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
 
 
@@ -60,7 +60,7 @@ def planned(model: nn.Module, *inputs: torch.Tensor, native_wanted: bool = True)
     with torch.no_grad(), collecting() as reports:
         compiled(*inputs)
         result = compiled(*inputs)
-    assert [planner.KERNEL in r.kernels for r in reports] == [native_wanted], reports
+    assert [plans.KERNEL in r.kernels for r in reports] == [native_wanted], reports
     assert all(r.check.status == "passed" for r in reports)
     return result
 
@@ -152,9 +152,9 @@ TORCH_OPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 @pytest.mark.parametrize(("between", "kind"), TORCH_OPS.values(), ids=list(TORCH_OPS))
 def test_steps_that_torch_computes(between: Callable[[torch.Tensor], torch.Tensor], kind: str) -> None:
     model, x = Mixed(between), torch.randn(8, 16)
-    with no_fallback(), mock.patch.object(calls, "call", wraps=calls.call) as made:
+    with no_fallback(), mock.patch.object(torch_calls, "call", wraps=torch_calls.call) as made:
         assert_right(planned(model, x), model, x)
-    kinds = {type(calls.call(*c.args)) is str for c in made.call_args_list}
+    kinds = {type(torch_calls.call(*c.args)) is str for c in made.call_args_list}
     assert (False in kinds) == (kind == "python"), made.call_args_list
 
 
@@ -162,7 +162,7 @@ def test_steps_that_torch_computes(between: Callable[[torch.Tensor], torch.Tenso
 def test_without_the_c_functions_steps_run_in_python(
     between: Callable[[torch.Tensor], torch.Tensor], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "LIBTORCH", Path("there is none"))
+    monkeypatch.setattr(torch_calls, "LIBTORCH", Path("there is none"))
     model, x = Mixed(between), torch.randn(8, 16)
     with no_fallback():
         assert_right(planned(model, x), model, x)
@@ -217,7 +217,7 @@ def test_sizes_that_change_need_no_new_graph() -> None:
         for rows in (8, 3, 64, 5, 8):
             x = torch.randn(rows, 16)
             assert_right(compiled(x), model, x)
-    assert [planner.KERNEL in r.kernels for r in reports] == [True]
+    assert [plans.KERNEL in r.kernels for r in reports] == [True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

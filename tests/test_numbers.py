@@ -16,9 +16,10 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import _native, native
-from hypatia.capture import capture
-from hypatia.rebuild import rebuild_values
+from hypatia import _native
+from hypatia.capture.records import capture
+from hypatia.compiler.rebuild import rebuild_values
+from hypatia.execute import native
 from support import fresh_dynamo
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -359,7 +360,10 @@ def test_every_rule_that_keeps_the_gradient_does_so_in_torch(pairs: list[dict[st
                 left, right = (gradients(gm, side, inputs) for side in (0, 1))
             except RuntimeError as e:
                 # torch 2.11 says the second of a group norm without a weight.
-                refused = ("is not differentiable with respect to argument 'running_", "does not have a device")
+                refused = (
+                    "is not differentiable with respect to argument 'running_",
+                    "does not have a device",
+                )
                 if any(text in str(e) for text in refused):
                     continue
                 raise

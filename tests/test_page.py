@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import browser
-from hypatia.explaining import explain
-from hypatia.workloads import BertLayer
+from hypatia.tools.explain import explain
+from hypatia.tools.workloads import BertLayer
 
 pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia import naming, pipeline, planner, stages
-from hypatia.backend import collecting
-from hypatia.explaining import Report, explain, words
-from hypatia.explaining.memory import between
-from hypatia.report import GraphReport
-from hypatia.workloads import BertLayer
+from hypatia import timeline
+from hypatia.capture import source_names
+from hypatia.compiler import pipeline
+from hypatia.compiler.report import GraphReport
+from hypatia.execute import plans
+from hypatia.frontend.dynamo import collecting
+from hypatia.tools.explain import Report, explain, words
+from hypatia.tools.explain.memory import between
+from hypatia.tools.workloads import BertLayer
 from support import fresh_dynamo
 
 
@@ -115,13 +118,13 @@ def test_inputs_have_the_names_of_the_model_in_an_explanation() -> None:
     ],
 )
 def test_sources_as_people_write_them(source: str, name: str) -> None:
-    assert naming.plain(source) == name
+    assert source_names.plain(source) == name
 
 
 def test_a_common_module() -> None:
-    assert naming.common(["a.b.c", "a.b.d", "", "a.b"]) == "a.b"
-    assert naming.common(["a.bc", "a.bd"]) == "a"
-    assert naming.common(["a", "b"]) == naming.common([]) == ""
+    assert source_names.common(["a.b.c", "a.b.d", "", "a.b"]) == "a.b"
+    assert source_names.common(["a.bc", "a.bd"]) == "a"
+    assert source_names.common(["a", "b"]) == source_names.common([]) == ""
 
 
 class Sorted(nn.Module):
@@ -184,11 +187,11 @@ def test_training_on_a_cpu_says_why_it_has_no_plan() -> None:
 
 
 def test_a_plan_that_was_rolled_back_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hypatia.native.NativeGraph.run
+    run = hypatia.execute.native.NativeGraph.run
     monkeypatch.setattr(
-        hypatia.native.NativeGraph, "run", lambda self, args: tuple(t + 0.1 for t in run(self, args))
+        hypatia.execute.native.NativeGraph, "run", lambda self, args: tuple(t + 0.1 for t in run(self, args))
     )
-    with torch.no_grad(), pytest.warns(hypatia.VerificationWarning, match=planner.KERNEL):
+    with torch.no_grad(), pytest.warns(hypatia.VerificationWarning, match=plans.KERNEL):
         (report,) = by_torch(Encoder().eval(), torch.randn(4, 8))
     assert "rolled back" in report.no_plan
     assert report.kept == "graph"
@@ -267,9 +270,9 @@ def test_parts_of_the_first_call_add_up(cut: Report) -> None:
     data = cut.json()
     parts = {part["stage"]: part["seconds"] for part in data["timeline"]}
     assert sum(parts.values()) == pytest.approx(data["first_call"])
-    wanted = {stages.CAPTURE, stages.AUTOGRAD, stages.SEARCH, stages.EXTRACTION, stages.PROOF}
-    wanted |= {stages.RECORDS, stages.REBUILD, stages.PLANNING, stages.BINDING, stages.CALL}
-    assert parts.keys() >= wanted | {stages.EAGER, stages.COMPARISON, stages.OTHER}
+    wanted = {timeline.CAPTURE, timeline.AUTOGRAD, timeline.SEARCH, timeline.EXTRACTION, timeline.PROOF}
+    wanted |= {timeline.RECORDS, timeline.REBUILD, timeline.PLANNING, timeline.BINDING, timeline.CALL}
+    assert parts.keys() >= wanted | {timeline.EAGER, timeline.COMPARISON, timeline.OTHER}
     assert all(seconds >= 0 for seconds in parts.values())
     for name in wanted:
         assert name in str(cut)
@@ -281,7 +284,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(stages, "time", self)
+        monkeypatch.setattr(timeline, "time", self)
 
     def perf_counter(self) -> float:
         return self.now
@@ -290,27 +293,27 @@ class Clock:
 def test_the_time_of_a_stage_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(monkeypatch), []
 
-    @stages.stage("inner")
+    @timeline.stage("inner")
     def inner() -> None:
         clock.now += 2
 
-    with stages.watching(told.append) as timeline:
+    with timeline.watching(told.append) as times:
         clock.now += 1
-        with stages.stage("outer"):
+        with timeline.stage("outer"):
             clock.now += 4
             inner()
             inner()
-            stages.moved("outer", {"search": 3.0})
-        number = timeline.enter("never left")
-        timeline.enter("nor this")
+            timeline.moved("outer", {"search": 3.0})
+        number = times.enter("never left")
+        times.enter("nor this")
         clock.now += 8
-        timeline.leave(number)
-    assert timeline.seconds == {
+        times.leave(number)
+    assert times.seconds == {
         "other": 1, "outer": 1, "inner": 4, "search": 3, "nor this": 8, "never left": 0
     }  # fmt: skip
     assert told == ["outer", "inner", "never left", "nor this"]
     inner()
-    assert timeline.seconds["inner"] == 4, "nobody watches"
+    assert times.seconds["inner"] == 4, "nobody watches"
 
 
 def test_memory_is_counted_beside_eagers(cut: Report) -> None:
@@ -352,5 +355,5 @@ def test_the_page_finds_modules_weights_and_lines(cut: Report) -> None:
 def test_progress_is_told() -> None:
     told: list[str] = []
     explain(Encoder().eval(), torch.randn(4, 8), timings=False, progress=told.append)
-    wanted = ["the model as it is", stages.CAPTURE, stages.SEARCH, "comparison with float64"]
+    wanted = ["the model as it is", timeline.CAPTURE, timeline.SEARCH, "comparison with float64"]
     assert [t for t in told if t in wanted] == wanted

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia import native
-from hypatia.backend import collecting
+from hypatia.execute import native
+from hypatia.frontend.dynamo import collecting
 from support import assert_as_close_as_eager, fresh_dynamo, tensors
 
 ENTRIES = ("torch.compile", "compile", "optimize")
@@ -400,7 +400,7 @@ def test_the_report_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled = hypatia.compile(model, x)
         assert compiled.reports[0].kept == "plan"
         # The e-graph finds something to do, but no plan is made.
-        monkeypatch.setattr("hypatia.planner.attach", lambda *_: "no native plan: a test")
+        monkeypatch.setattr("hypatia.execute.plans.attach", lambda *_: "no native plan: a test")
         compiled = hypatia.compile(model, x)
         assert compiled.reports[0].kept in ("graph", "eager")
         assert "plan" not in (compiled.reports[0].times or {})

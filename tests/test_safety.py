@@ -18,7 +18,10 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia import cache, capture, libraries, programs
+from hypatia import store
+from hypatia.capture import records
+from hypatia.compiler import program_cache
+from hypatia.devices import cuda_libraries
 from hypatia.errors import UnsupportedError
 from hypatia.options import Options
 
@@ -26,12 +29,12 @@ KEY = "key"
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HYPATIA_CACHE", "HYPATIA_CACHE_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "_warned", set())
-    return tmp_path / cache.NAME
+    monkeypatch.setattr(store, "_warned", set())
+    return tmp_path / store.NAME
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,7 +46,7 @@ def run(code: str, **kwargs: Any) -> str:
     load = (
         "import importlib, sys, types\n"
         "package = sys.modules['package'] = types.ModuleType('package')\n"
-        f"package.__path__ = [{os.path.dirname(cache.__file__)!r}]\n"
+        f"package.__path__ = [{os.path.dirname(store.__file__)!r}]\n"
         "cache = importlib.import_module('package.cache')\n"
     )
     done = subprocess.run(
@@ -60,11 +63,11 @@ def run(code: str, **kwargs: Any) -> str:
 def kept(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, torch.Tensor, str, dict[str, Any]]:
     """A model, its input, and what was kept of its program."""
     torch.manual_seed(0)
-    monkeypatch.setattr(programs, "WORTH_MS", 0.0)
+    monkeypatch.setattr(program_cache, "WORTH_MS", 0.0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(3, 8)
     hypatia.optimize(model, x)
-    (entry,) = cache.entries()
-    found = cache.get(programs.KIND, entry.key)
+    (entry,) = store.entries()
+    found = store.get(program_cache.KIND, entry.key)
     assert found is not None
     return model, x, entry.key, json.loads(found)
 
@@ -124,14 +127,14 @@ def test_a_poisoned_program_is_searched_again_and_runs_nothing(
     before = json.dumps(content)
     POISONS[name](content)
     assert json.dumps(content) != before
-    cache.put(programs.KIND, key, json.dumps(content).encode())
+    store.put(program_cache.KIND, key, json.dumps(content).encode())
     with caplog.at_level(logging.DEBUG, "hypatia"):
         graph = hypatia.optimize(model, x)
     torch.testing.assert_close(graph(x), model(x))
     assert ran == []
     assert warnings(caplog) == []
     assert "fused_mlp" in str(graph.graph), "it is compiled all the same"
-    again = cache.get(programs.KIND, key)
+    again = store.get(program_cache.KIND, key)
     assert again is not None
     assert json.loads(again)["program"] == json.loads(before)["program"]
 
@@ -141,7 +144,7 @@ def test_entries_of_the_old_form_with_calls_of_their_own_are_not_read(kept: Any)
     call = {"kind": "call", "op": "relu", "target": "load_library", "args": [{"str": "./evil.so"}]}
     call |= {"id": 0, "origin": None, "folded": False, "body": None}
     content["emission"] = json.dumps({"nodes": [call], "outputs": [0]})
-    cache.put(programs.KIND, key, json.dumps(content).encode())
+    store.put(program_cache.KIND, key, json.dumps(content).encode())
     torch.testing.assert_close(hypatia.optimize(model, x)(x), model(x))
 
 
@@ -150,14 +153,14 @@ def test_entries_of_the_old_form_with_calls_of_their_own_are_not_read(kept: Any)
 )
 def test_an_entry_that_is_no_program_is_searched_again(text: str, kept: Any) -> None:
     model, x, key, _ = kept
-    cache.put(programs.KIND, key, text.encode())
+    store.put(program_cache.KIND, key, text.encode())
     torch.testing.assert_close(hypatia.optimize(model, x)(x), model(x))
 
 
 def test_a_whole_program_is_used_and_not_searched_again(kept: Any, monkeypatch: Any) -> None:
     model, x, _, _ = kept
     searched: list[Any] = []
-    monkeypatch.setattr(programs, "_searched", lambda *a: searched.append(a))
+    monkeypatch.setattr(program_cache, "_searched", lambda *a: searched.append(a))
     torch.testing.assert_close(hypatia.optimize(model, x)(x), model(x))
     assert searched == []
 
@@ -183,23 +186,26 @@ def test_a_whole_program_is_used_and_not_searched_again(kept: Any, monkeypatch: 
 )
 def test_a_name_that_is_no_op_of_torch_is_not_resolved(name: str) -> None:
     with pytest.raises(UnsupportedError, match="is no op of torch"):
-        capture.resolve(name)
-    assert capture.resolve("aten.relu.default") is torch.ops.aten.relu.default
+        records.resolve(name)
+    assert records.resolve("aten.relu.default") is torch.ops.aten.relu.default
 
 
 # Folders.
 
 
-def test_folders_and_files_are_private(store: Path) -> None:
+def test_folders_and_files_are_private(cache_folder: Path) -> None:
     before = os.umask(0)
     try:
-        cache.put("plan", KEY, b"data")
-        assert cache.tuning_folder() == store / "tuning"
+        store.put("plan", KEY, b"data")
+        assert store.tuning_folder() == cache_folder / "tuning"
     finally:
         os.umask(before)
-    modes = {p.relative_to(store).as_posix(): p.stat().st_mode & 0o777 for p in (store, *store.rglob("*"))}
-    assert {m for n, m in modes.items() if (store / n).is_dir()} == {0o700}
-    assert {m for n, m in modes.items() if (store / n).is_file()} == {0o600}
+    modes = {
+        p.relative_to(cache_folder).as_posix(): p.stat().st_mode & 0o777
+        for p in (cache_folder, *cache_folder.rglob("*"))
+    }
+    assert {m for n, m in modes.items() if (cache_folder / n).is_dir()} == {0o700}
+    assert {m for n, m in modes.items() if (cache_folder / n).is_file()} == {0o600}
 
 
 def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,30 +218,30 @@ def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", ["", "plan"])
 @pytest.mark.parametrize("how", ["foreign", "group", "world"])
 def test_a_folder_that_others_may_write_is_refused(
-    how: str, part: str, store: Path, monkeypatch: Any, caplog: Any
+    how: str, part: str, cache_folder: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    cache.put("plan", KEY, b"data")
-    path = store / part
+    store.put("plan", KEY, b"data")
+    path = cache_folder / part
     with monkeypatch.context() as changed:
         if how == "foreign":
             _foreign(path, changed)
         else:
             path.chmod(0o770 if how == "group" else 0o707)
-        before = sorted(store.rglob("*"))
-        assert cache.get("plan", KEY) is None
-        cache.put("plan", "other", b"data")
-        assert cache.clear() == 0
-        assert sorted(store.rglob("*")) == before
+        before = sorted(cache_folder.rglob("*"))
+        assert store.get("plan", KEY) is None
+        store.put("plan", "other", b"data")
+        assert store.clear() == 0
+        assert sorted(cache_folder.rglob("*")) == before
     (warning,) = warnings(caplog)
     assert str(path) in warning or part in warning
     assert ("belongs to" if how == "foreign" else "others may write") in warning
 
 
-def test_no_measurements_from_a_folder_that_others_may_write(store: Path) -> None:
-    store.mkdir(mode=0o700)
-    store.chmod(0o777)
-    assert cache.tuning_folder() is None
-    assert list(store.iterdir()) == []
+def test_no_measurements_from_a_folder_that_others_may_write(cache_folder: Path) -> None:
+    cache_folder.mkdir(mode=0o700)
+    cache_folder.chmod(0o777)
+    assert store.tuning_folder() is None
+    assert list(cache_folder.iterdir()) == []
 
 
 def test_a_folder_below_one_that_everybody_may_exchange_is_refused(
@@ -245,33 +251,33 @@ def test_a_folder_below_one_that_everybody_may_exchange_is_refused(
     shared.mkdir()
     monkeypatch.setenv("HYPATIA_CACHE_DIR", str(shared))
     shared.chmod(0o777)
-    cache.put("plan", KEY, b"data")
-    assert cache.get("plan", KEY) is None
+    store.put("plan", KEY, b"data")
+    assert store.get("plan", KEY) is None
     assert "everybody may write" in warnings(caplog)[0]
     # In a folder like /tmp everybody may remove only his own.
     shared.chmod(0o1777)
-    cache.put("plan", KEY, b"data")
-    assert cache.get("plan", KEY) == b"data"
+    store.put("plan", KEY, b"data")
+    assert store.get("plan", KEY) == b"data"
 
 
-def test_a_link_in_place_of_the_folder_is_refused(store: Path, tmp_path: Path, caplog: Any) -> None:
+def test_a_link_in_place_of_the_folder_is_refused(cache_folder: Path, tmp_path: Path, caplog: Any) -> None:
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
-    store.symlink_to(other)
-    cache.put("plan", KEY, b"data")
-    assert cache.get("plan", KEY) is None
+    cache_folder.symlink_to(other)
+    store.put("plan", KEY, b"data")
+    assert store.get("plan", KEY) is None
     assert list(other.iterdir()) == []
     assert "is a link" in warnings(caplog)[0]
 
 
-def test_a_folder_of_somebody_else_with_our_name_is_left_alone(store: Path, caplog: Any) -> None:
-    (store / "plan").mkdir(parents=True)
-    theirs = store / "plan" / f"{'a' * 40}.entry"
-    theirs.write_bytes(cache._packed("theirs", b"x" * 100))
-    cache.put("plan", KEY, b"data")
-    assert cache.get("plan", KEY) is None
-    assert cache.clear() == 0
-    assert cache.entries() == []
+def test_a_folder_of_somebody_else_with_our_name_is_left_alone(cache_folder: Path, caplog: Any) -> None:
+    (cache_folder / "plan").mkdir(parents=True)
+    theirs = cache_folder / "plan" / f"{'a' * 40}.entry"
+    theirs.write_bytes(store._packed("theirs", b"x" * 100))
+    store.put("plan", KEY, b"data")
+    assert store.get("plan", KEY) is None
+    assert store.clear() == 0
+    assert store.entries() == []
     assert theirs.exists()
     assert "has no file" in warnings(caplog)[0]
 
@@ -279,10 +285,10 @@ def test_a_folder_of_somebody_else_with_our_name_is_left_alone(store: Path, capl
 # Entries.
 
 
-def _entry(store: Path) -> Path:
+def _entry(cache_folder: Path) -> Path:
     """Where the entry of the key is, without one."""
-    cache.put("plan", KEY, b"data")
-    (path,) = store.rglob("*.entry")
+    store.put("plan", KEY, b"data")
+    (path,) = cache_folder.rglob("*.entry")
     path.unlink()
     return path
 
@@ -300,20 +306,20 @@ def _as_socket(path: Path) -> None:
 
 def _as_sparse(path: Path) -> None:
     with path.open("wb") as file:
-        file.write(cache._packed(KEY, b"data"))
+        file.write(store._packed(KEY, b"data"))
         file.truncate(60 << 30)
     path.chmod(0o600)
 
 
 def _as_link(path: Path) -> None:
     target = path.parent.parent.parent / "target"
-    target.write_bytes(cache._packed(KEY, b"planted"))
+    target.write_bytes(store._packed(KEY, b"planted"))
     target.chmod(0o600)
     path.symlink_to(target)
 
 
 def _as_shared(path: Path) -> None:
-    path.write_bytes(cache._packed(KEY, b"planted"))
+    path.write_bytes(store._packed(KEY, b"planted"))
     path.chmod(0o666)
 
 
@@ -330,16 +336,18 @@ ODD: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_entry_counts_as_absent_and_nobody_waits(name: str, store: Path, tmp_path: Path) -> None:
-    path = _entry(store)
+def test_an_odd_entry_counts_as_absent_and_nobody_waits(
+    name: str, cache_folder: Path, tmp_path: Path
+) -> None:
+    path = _entry(cache_folder)
     ODD[name](path)
     target = tmp_path / "target"
     before = target.read_bytes() if target.exists() else None
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-    code = f"print(cache.get('plan', {KEY!r}), [e.key for e in cache.entries()][:3], cache.clear())"
+    code = f"print(store.get('plan', {KEY!r}), [e.key for e in store.entries()][:3], store.clear())"
     assert run(limit + code).startswith("None")
     # It may be replaced, by its name, but not written or followed.
-    found = run(f"cache.put('plan', {KEY!r}, b'new'); print(cache.get('plan', {KEY!r}))")
+    found = run(f"cache.put('plan', {KEY!r}, b'new'); print(store.get('plan', {KEY!r}))")
     assert found == ("None" if name == "a folder" else "b'new'")
     assert (path / "inner").is_dir() or name != "a folder"
     if before is not None:
@@ -347,35 +355,35 @@ def test_an_odd_entry_counts_as_absent_and_nobody_waits(name: str, store: Path, 
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_measurements_count_as_absent_and_nobody_waits(name: str, store: Path) -> None:
-    folder = cache.tuning_folder()
+def test_odd_measurements_count_as_absent_and_nobody_waits(name: str, cache_folder: Path) -> None:
+    folder = store.tuning_folder()
     assert folder is not None
-    (store / "plan").mkdir(mode=0o700)
+    (cache_folder / "plan").mkdir(mode=0o700)
     ODD[name](folder / "tuning.jsonl")
-    assert run("print(cache.measurements(), cache.clear())") == "0 0"
+    assert run("print(store.measurements(), store.clear())") == "0 0"
     load = f"from hypatia import _native as n; n.tuning_folder({str(folder)!r}); print(n.tuning_entries())"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
 
 
-def test_files_of_others_stay(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_others_stay(cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in "abcd":
-        cache.put("plan", key, bytes(1000))
-    tuning = cache.tuning_folder()
+        store.put("plan", key, bytes(1000))
+    tuning = store.tuning_folder()
     assert tuning is not None
     ours, outside = "f" * 40, tmp_path / "work"
     (outside / "plan").mkdir(parents=True)
-    (store / "Notes").mkdir()
+    (cache_folder / "Notes").mkdir()
     theirs = [
         tmp_path / "notes.tmp",
         outside / "x.tmp",
         outside / "plan" / f"{ours}.entry",
-        store / "notes.txt",
-        store / "x.entry",
-        store / "plan" / "x.tmp",
-        store / "plan" / "x.entry",
-        store / "plan" / f"{ours}.entry",
-        store / "Notes" / f"{ours}-1-0123456789ab.tmp",
+        cache_folder / "notes.txt",
+        cache_folder / "x.entry",
+        cache_folder / "plan" / "x.tmp",
+        cache_folder / "plan" / "x.entry",
+        cache_folder / "plan" / f"{ours}.entry",
+        cache_folder / "Notes" / f"{ours}-1-0123456789ab.tmp",
         tuning / "tuning.txt",
         tuning / "tuning.part",
         tuning / "tuning.jsonl",
@@ -384,15 +392,15 @@ def test_files_of_others_stay(store: Path, tmp_path: Path, monkeypatch: pytest.M
         path.write_bytes(b"of somebody else" * 100)
         path.chmod(0o600)
         os.utime(path, (1000, 1000))
-    link, folder = store / "plan" / f"{'e' * 40}.entry", store / "plan" / f"{'d' * 40}.entry"
+    link, folder = cache_folder / "plan" / f"{'e' * 40}.entry", cache_folder / "plan" / f"{'d' * 40}.entry"
     link.symlink_to(theirs[0])
     (folder / "inner").mkdir(parents=True)
-    (store / "linked").symlink_to(outside)
+    (cache_folder / "linked").symlink_to(outside)
     monkeypatch.setenv("HYPATIA_CACHE_SIZE", "3K")
-    cache.put("plan", "e", bytes(1000))
-    assert len(cache.entries()) < 5
-    assert cache.clear() > 0
-    assert cache.entries() == []
+    store.put("plan", "e", bytes(1000))
+    assert len(store.entries()) < 5
+    assert store.clear() > 0
+    assert store.entries() == []
     for path in theirs:
         assert path.read_bytes() == b"of somebody else" * 100, path
     assert link.is_symlink()
@@ -405,14 +413,14 @@ def test_files_of_others_stay(store: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_libraries_are_not_looked_for_in_the_working_folder(tmp_path: Path, monkeypatch: Any) -> None:
     planted = tmp_path / "nvidia" / "cuda" / "lib"
     planted.mkdir(parents=True)
-    for library in libraries.KNOWN:
+    for library in cuda_libraries.KNOWN:
         (planted / library.files[0]).write_bytes(b"planted")
     monkeypatch.chdir(tmp_path)
     for place in ("", ".", str(tmp_path)):
         monkeypatch.syspath_prepend(place)
-    assert not [f for f in libraries.folders() if not os.path.isabs(f) or f.startswith(str(tmp_path))]
-    for library in libraries.KNOWN:
-        found = libraries.find(library)
+    assert not [f for f in cuda_libraries.folders() if not os.path.isabs(f) or f.startswith(str(tmp_path))]
+    for library in cuda_libraries.KNOWN:
+        found = cuda_libraries.find(library)
         assert found is None or not found.path.startswith(str(tmp_path))
 
 
@@ -469,7 +477,7 @@ def test_tracing_patches_nothing_that_others_use() -> None:
 
 
 def test_threads_that_trace_the_same_model_see_all_reads() -> None:
-    from hypatia.reading import reading
+    from hypatia.capture.attribute_reads import reading
 
     model, barrier, seen = nn.Sequential(nn.LeakyReLU(0.1)), threading.Barrier(2), []
 
@@ -535,7 +543,7 @@ def test_no_memory_for_weights_is_an_error_of_ours_and_the_graph_runs() -> None:
 LATE = """
 import os, sys, torch
 from torch import fx, nn
-from hypatia.folding import FoldedWeights
+from hypatia.execute.folding import FoldedWeights
 
 class Sum(nn.Module):
     def forward(self, a, b):

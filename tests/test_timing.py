@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia import api, compiling, native, timing
-from hypatia.backend import collecting
+from hypatia.execute import native, timing
+from hypatia.frontend import compiled_call, optimize
+from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
 
 
@@ -140,14 +141,14 @@ def test_a_graph_that_is_faster_than_its_plan_is_checked_before_it_runs(
 
 
 def test_a_wrong_graph_does_not_run_for_its_right_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreted = api._interpreted
+    interpreted = optimize._interpreted
 
     def wrong(gm: Any) -> Any:
         right = interpreted(gm)
         return lambda args: [t + 0.1 for t in right(args)]
 
     def broken(graph: native.NativeGraph) -> None:
-        monkeypatch.setattr(api, "_interpreted", wrong)
+        monkeypatch.setattr(optimize, "_interpreted", wrong)
 
     timed(monkeypatch, broken, plan=3.0, eager=2.0, graph=1.0)
     model, x = mlp(), torch.randn(4, 8)
@@ -178,7 +179,9 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train(), torch.randn(4, 8)
     for graph, kept in ((1.0, "graph"), (3.0, "eager")):
         times = {"eager": 2.0, "graph": graph}
-        monkeypatch.setattr(compiling, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1])
+        monkeypatch.setattr(
+            compiled_call, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1]
+        )
         state = torch.get_rng_state()
         with torch.no_grad():
             compiled = hypatia.compile(model, x)
@@ -189,8 +192,8 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_others_would_notice_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "effects_of", lambda _: ["c10d.all_reduce"])
-    monkeypatch.setattr(compiling, "in_turns", lambda *_, **__: fails())
+    monkeypatch.setattr(compiled_call, "effects_of", lambda _: ["c10d.all_reduce"])
+    monkeypatch.setattr(compiled_call, "in_turns", lambda *_, **__: fails())
     monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: fails())
     x = torch.randn(4, 8)
     for model in (mlp(), nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train()):

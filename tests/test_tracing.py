@@ -15,9 +15,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia import tracing
-from hypatia.fakes import fakes_of
-from hypatia.native import NativeGraph
+from hypatia.capture import recorder, trace
+from hypatia.capture.fake_tensors import fakes_of
+from hypatia.execute.native import NativeGraph
 
 aten = torch.ops.aten
 
@@ -119,16 +119,16 @@ def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.Mon
     model, args = SERVED[name]
     model.eval()
     with torch.no_grad():
-        ours = tracing.recorded(model, args, {})
-        monkeypatch.setattr(tracing, "recorded", _refused)
-        theirs, _, _ = tracing.captured(model, args, {}, None)
+        ours = recorder.recorded(model, args, {})
+        monkeypatch.setattr(trace, "recorded", _refused)
+        theirs, _, _ = trace.captured(model, args, {}, None)
         assert _ops(ours) == _ops(theirs)
         torch.testing.assert_close(ours(*args), theirs(*args), rtol=0, atol=0)
         torch.testing.assert_close(ours(*args), model(*args))
 
 
 def _refused(*_: Any) -> Any:
-    raise tracing.UnservedError
+    raise recorder.UnservedError
 
 
 def _changes(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_what_is_not_served_is_refused_and_right(name: str) -> None:
     parameter = model.scale
     with torch.no_grad():
         with pytest.raises(Exception, match=r"."):
-            tracing.recorded(model, args, {})
+            recorder.recorded(model, args, {})
         assert model.scale is parameter
         compiled = hypatia.compile(model, *args)
         torch.testing.assert_close(compiled(*args), model(*args))
@@ -282,7 +282,7 @@ def test_a_buffer_that_is_replaced_is_replaced() -> None:
 def test_names_of_arguments() -> None:
     model = Called(lambda s, x, *, other: x * s + other).eval()
     with torch.no_grad():
-        gm = tracing.recorded(model, (X,), {"other": X + 1})
+        gm = recorder.recorded(model, (X,), {"other": X + 1})
         torch.testing.assert_close(gm(X, other=X + 1), model(X, other=X + 1))
 
 

@@ -16,8 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import checking, native, pipeline, trained
-from hypatia.workloads import BertLayer, GPTLayer, LlamaLayer
+from hypatia.compiler import pipeline
+from hypatia.execute import native
+from hypatia.frontend import train
+from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
+from hypatia.verifier import compare
 
 
 class Layers(nn.Module):
@@ -35,7 +38,7 @@ class Layers(nn.Module):
 @pytest.fixture
 def never_eager() -> Iterator[None]:
     """A step runs compiled, whether that is faster or not."""
-    with mock.patch.object(trained.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
+    with mock.patch.object(train.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
         yield
 
 
@@ -178,7 +181,7 @@ def test_random_numbers_are_eagers() -> None:
 def test_eager_is_kept_where_it_is_faster() -> None:
     model, x = Layers(), torch.randn(5, 12)
     call = hypatia.compile(model)
-    with mock.patch.object(trained.Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
+    with mock.patch.object(train.Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
         for _ in range(3):
             assert_same(model, call, x)
     assert call._last_trained.eager
@@ -220,7 +223,7 @@ def test_passes_in_16_bits_are_kept() -> None:
 
 def test_what_depends_on_16_bits_is_coarse() -> None:
     gm = torch.export.export(Halves(), (torch.randn(4, 4),)).module()
-    found = {n.name for n in checking.narrower(gm.graph, torch.float32)}
+    found = {n.name for n in compare.narrower(gm.graph, torch.float32)}
     (output,) = gm.graph.find_nodes(op="output")
     first, second = output.args[0]
     assert (first.name in found, second.name in found) == (True, False)
@@ -322,7 +325,7 @@ def test_gradients_of_activations(function: Any) -> None:
 
 
 def test_copies_of_recorded_results_lie_as_they_do() -> None:
-    from hypatia.recorded_step import _Copies, _in_one_memory
+    from hypatia.execute.train_step import _Copies, _in_one_memory
 
     whole = torch.randn(4, 6)
     results = [

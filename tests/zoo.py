@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypatia.workloads import NINE_MLPS, MLPShape
+from hypatia.tools.workloads import NINE_MLPS, MLPShape
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
-from hypatia import cuda
+from hypatia.devices import cuda
 
 SHAPES = [
     (64, 784, 256),

@@ -31,8 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
 import hypatia
-from hypatia import cuda
-from hypatia.workloads import NINE_MLPS, WORKLOADS
+from hypatia.devices import cuda
+from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
 class Moved(TorchDispatchMode):
@@ -126,7 +126,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.empty(1, device="cuda")
     start = time.perf_counter()
-    importlib.import_module("hypatia.compiling")
+    importlib.import_module("hypatia.frontend.direct")
     if arguments.compile_only:
         print(f"| imports, torch's own for the most part | {time.perf_counter() - start:.2f} |", flush=True)
     rows: list[dict[str, Any]] = []

@@ -26,8 +26,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
 import hypatia
-from hypatia import cuda
-from hypatia.workloads import NINE_MLPS, WORKLOADS, MLPShape
+from hypatia.devices import cuda
+from hypatia.tools.workloads import NINE_MLPS, WORKLOADS, MLPShape
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SMALL = ("tiny", "small", "medium")

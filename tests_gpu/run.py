@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 def main(words: list[str]) -> int:
     """Runs them; the number of failures decides about the exit code."""
-    from hypatia import cuda
+    from hypatia.devices import cuda
 
     if reason := cuda.available():
         print(f"no GPU checks: {reason}")

@@ -26,7 +26,7 @@ def trained(model: Any, x: Any) -> None:
 
 def main() -> int:
     """All of them; the exit code."""
-    from hypatia import cuda
+    from hypatia.devices import cuda
 
     if reason := cuda.available():
         print(f"no GPU checks: {reason}")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import native
+from hypatia.execute import native
 
 HALVES = (torch.bfloat16, torch.float16)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -130,7 +130,7 @@ def check_ops(device: str = "cuda") -> str:
 
 
 def _register() -> None:
-    from hypatia.backend import hypatia
+    from hypatia.frontend.dynamo import hypatia
 
     if "hypatia_checked" not in torch._dynamo.list_backends(exclude_tags=()):
         torch._dynamo.register_backend(hypatia, name="hypatia_checked")

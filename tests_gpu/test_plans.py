@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia import native
-from hypatia.workloads import NINE_MLPS, WORKLOADS
+from hypatia.execute import native
+from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
 def _compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
@@ -258,7 +258,7 @@ def check_out_of_memory() -> None:
 
 def check_through_torch_compile() -> str:
     """The same plans behind ``torch.compile``."""
-    torch._dynamo.register_backend(hypatia.backend.hypatia, name="hypatia_plans")
+    torch._dynamo.register_backend(hypatia.frontend.dynamo.hypatia, name="hypatia_plans")
     for dtype in (torch.float32, torch.bfloat16):
         model, x = Layers(F.gelu).cuda().to(dtype).eval(), torch.randn(8, 32, device="cuda").to(dtype)
         compiled = torch.compile(model, backend="hypatia_plans")

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from hypatia import _native, cuda
+from hypatia import _native
+from hypatia.devices import cuda
 
 DTYPES = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 SIZES = [(64, 256, 784), (33, 65, 17), (1, 100, 256), (130, 1000, 72)]

@@ -13,24 +13,25 @@ from test_plans import BETWEEN, Layers
 from torch import nn
 
 import hypatia
-from hypatia import native, trained, training
+from hypatia.execute import native
+from hypatia.frontend import train, train_dynamo
 from hypatia.nn import FusedLinearReLU, FusedMLP
-from hypatia.workloads import NINE_MLPS, WORKLOADS
+from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
 def _forced(form: str | None) -> Any:
     """No form is left out because it is slower."""
-    compare = training._compare
+    compare = train_dynamo._compare
 
     def chosen(forms: Any, *args: Any) -> Any:
         times = compare(forms, *args)
         return {name: float(name != form) for name in times} if form in times else times
 
-    return mock.patch.multiple(training, _compare=chosen)
+    return mock.patch.multiple(train_dynamo, _compare=chosen)
 
 
 def _no_eager() -> Any:
-    return mock.patch.object(trained.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
+    return mock.patch.object(train.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
 
 
 def _always_plans() -> Any:

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hypatia.workloads import NINE_MLPS, WORKLOADS, LlamaLayer, LoRALinear, MLPShape, Workload
+from hypatia.tools.workloads import (
+    NINE_MLPS,
+    WORKLOADS,
+    LlamaLayer,
+    LoRALinear,
+    MLPShape,
+    Workload,
+)
 
 DTYPES = ("fp32", "bf16")
 SAME_NETWORK = ("tiny_b256", "large4_b1024")

@@ -9,8 +9,8 @@ from typing import Any
 
 from common import Gate
 
-from hypatia.benching import times_as_fast
-from hypatia.machine import cpu_fields
+from hypatia.devices.machine import cpu_fields
+from hypatia.tools.bench import times_as_fast
 
 from .run import LABELS, OURS, PEERS, disturbed
 

@@ -19,8 +19,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hypatia import benching
-from hypatia.benching import Block, NotMeasured, Peer
+from hypatia.tools import bench, measure, peers
+from hypatia.tools.bench import Peer
+from hypatia.tools.measure import Block
+from hypatia.tools.peers import NotMeasured
 
 from . import cases
 
@@ -44,7 +46,7 @@ class Workshop:
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    def maker(self, name: str, case: cases.Case) -> benching.Maker:
+    def maker(self, name: str, case: cases.Case) -> bench.Maker:
         """Compiles a case by one of Inductor's forms."""
         return lambda model, inputs: _Remote(self, name, case)
 
@@ -144,7 +146,7 @@ def _serve(pipe: Connection, threads: int) -> None:
             try:
                 pipe.send(("answer", getattr(shop, name)(*arguments)))
             except Exception as e:
-                pipe.send(("error", benching.reason(e)))
+                pipe.send(("error", bench.reason(e)))
 
 
 class _Shop:
@@ -157,14 +159,14 @@ class _Shop:
     @staticmethod
     def _built(key: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         case = cases.BY_KEY[key]
-        return case.workload.build(benching.DTYPES[case.dtype])
+        return case.workload.build(bench.DTYPES[case.dtype])
 
     def start(self) -> float:
         """Compiles something small, so that later compilations are measured without imports."""
         start = time.perf_counter()
         small, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.randn(4, 16)
         for name in NAMES:
-            benching.compiled_by(name, small, [x], training=False)(x)
+            peers.compiled_by(name, small, [x], training=False)(x)
         torch._dynamo.reset()
         return time.perf_counter() - start
 
@@ -172,7 +174,7 @@ class _Shop:
         """Seconds up to the end of the first call, and its results."""
         model, inputs = self._build(key)
         start = time.perf_counter()
-        compiled = benching.compiled_by(name, model, inputs, training=False)
+        compiled = peers.compiled_by(name, model, inputs, training=False)
         results = compiled(*inputs)
         seconds = time.perf_counter() - start
         self._calls[name] = functools.partial(compiled, *inputs)
@@ -180,7 +182,7 @@ class _Shop:
 
     def block(self, name: str) -> Block:
         """One sample."""
-        return benching.block(self._calls[name])
+        return measure.block(self._calls[name])
 
     def drop(self, name: str) -> None:
         """Forgets a compiled model."""

@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia.benching import DTYPES
-from hypatia.workloads import NINE_MLPS, BertLayer
+from hypatia.tools.bench import DTYPES
+from hypatia.tools.workloads import NINE_MLPS, BertLayer
 
 from .cases import Case, of
 from .overhead import plan_of

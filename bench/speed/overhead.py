@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.benching import Block, block
-from hypatia.compiling import CompiledModel
-from hypatia.native import NativeGraph
+from hypatia.execute.native import NativeGraph
+from hypatia.frontend.direct import CompiledModel
+from hypatia.tools.measure import Block, block
 
 from .run import OURS, Run
 

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypatia import benching
-from hypatia.benching import Block, NotMeasured, Peer
+from hypatia.tools import bench, measure
+from hypatia.tools.bench import Peer
+from hypatia.tools.measure import Block
+from hypatia.tools.peers import NotMeasured
 
 NEEDS = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
@@ -36,7 +38,7 @@ def missing(name: str) -> str:
     return f"{name} is left out, because of missing packages: {', '.join(absent)} ({install})"
 
 
-def makers(names: Sequence[str]) -> dict[str, benching.Maker]:
+def makers(names: Sequence[str]) -> dict[str, bench.Maker]:
     """Makers of the peers for one case: the export is made once."""
     export = _Export()
     kinds = {"onnxruntime": _OnnxRuntime, "openvino": _OpenVino}
@@ -100,7 +102,7 @@ class _OnnxRuntime(Peer):
         return [torch.from_numpy(r) for r in self._call()]
 
     def block(self) -> Block:
-        return benching.block(self._call)
+        return measure.block(self._call)
 
 
 class _OpenVino(Peer):
@@ -140,7 +142,7 @@ class _OpenVino(Peer):
         return results
 
     def block(self) -> Block:
-        return benching.block(self._call)
+        return measure.block(self._call)
 
 
 def _bits(x: torch.Tensor) -> Any:

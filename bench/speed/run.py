@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hypatia import benching, machine
+from hypatia.devices import machine
+from hypatia.tools import bench
 
 from . import inductor, peers
 from .cases import DTYPES, Case, of
@@ -112,24 +113,24 @@ class Run:
         try:
             return inductor.cold(torch.get_num_threads(), self.workshop.limit, name, case)
         except Exception as e:
-            self.notes.append(f"{case.key}, {name} in a fresh process: {benching.reason(e)}")
+            self.notes.append(f"{case.key}, {name} in a fresh process: {bench.reason(e)}")
             return None
 
     def measure(
         self,
         case: Case,
         wanted: Sequence[str],
-        makers: dict[str, benching.Maker] | None = None,
+        makers: dict[str, bench.Maker] | None = None,
         rounds: int | None = None,
     ) -> list[dict[str, Any]]:
         """Cells of a case as plain data; wrong results of ours are remembered."""
         backends = self.backends(*wanted)
         found = {name: self.workshop.maker(name, case) for name in backends if name in inductor.NAMES}
         found |= peers.makers([name for name in backends if name in peers.NEEDS])
-        cells = benching.bench(
+        cells = bench.bench(
             case.workload,
             backends,
-            dtype=benching.DTYPES[case.dtype],
+            dtype=bench.DTYPES[case.dtype],
             repeats=self.repeats if rounds is None else rounds,
             progress=self.say,
             makers={**found, **(makers or {})},

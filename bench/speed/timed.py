@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import hypatia
-from hypatia.benching import DTYPES
-from hypatia.workloads import Workload
+from hypatia.tools.bench import DTYPES
+from hypatia.tools.workloads import Workload
 
 from . import inductor, peers
 from .cases import Case

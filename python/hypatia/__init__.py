@@ -10,13 +10,13 @@ from ._native import HypatiaError, __version__
 
 if TYPE_CHECKING:
     from . import nn
-    from .api import optimize
-    from .backend import compile_count, reports
-    from .compiling import compile
     from .errors import InputError, PrecisionWarning, VerificationWarning
-    from .explaining import explain
+    from .frontend.direct import compile
+    from .frontend.dynamo import compile_count, reports
+    from .frontend.optimize import optimize
     from .options import OptionError, Options
-    from .verification import Verification, verify
+    from .tools.explain import explain
+    from .verifier.verify import Verification, verify
 
 __all__ = [
     "HypatiaError",
@@ -41,14 +41,14 @@ _HOMES = {
     "OptionError": "options",
     "Options": "options",
     "PrecisionWarning": "errors",
-    "Verification": "verification",
+    "Verification": "verifier.verify",
     "VerificationWarning": "errors",
-    "compile": "compiling",
-    "compile_count": "backend",
-    "explain": "explaining",
-    "optimize": "api",
-    "reports": "backend",
-    "verify": "verification",
+    "compile": "frontend.direct",
+    "compile_count": "frontend.dynamo",
+    "explain": "tools.explain",
+    "optimize": "frontend.optimize",
+    "reports": "frontend.dynamo",
+    "verify": "verifier.verify",
 }
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import cuda
-from .compiling import CompiledModel
+from .devices import cuda
+from .frontend.direct import CompiledModel
 
 __all__ = [
     "FusedLinearGELU",

@@ -1,0 +1,230 @@
+"""What a compiled model counts on: parts that stay as they are, and a forward that changes tensors alone.
+
+A graph has no place for changes of attributes, lists and counters: a compiled model would forget to make
+them, and would go on with the values of the run that was traced. So a model that makes them is not compiled,
+and what the traced run has changed is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from .. import _native
+from ..errors import UnsupportedError
+from .attribute_reads import Reads, reading
+
+_MOST = 50_000
+"""Containers that are looked at; a model with more is trusted."""
+
+_SKIPPED = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks") or "_hooks_" in name)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+_Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+_STANDARD = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+
+class Parts:
+    """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        entries = [
+            (owner, name, value)
+            for module in modules
+            for owner in (module._parameters, module._buffers, module._modules)
+            for name, value in owner.items()
+        ]
+        self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
+        self._dtypes = [t.dtype for t in self._tensors]
+        entries += [(m.__dict__, "training", m.training) for m in modules]
+        entries += [
+            (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
+        ]
+        empty = [getattr(m, name) for m in modules for name in _HOOKS]
+        empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
+        self.hooked = any(empty)
+        self._entries = entries
+        self._empty = [] if self.hooked else empty
+        self.watch = _native.Watch(entries, self._empty, [])
+
+    def count_on(self, reads: Reads) -> None:
+        """Attributes that were read must not change either, nor what hangs on them: they are in the graph."""
+        entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        for module, names in reads.values():
+            own = vars(module)
+            entries += [(own, n, own[n]) for n in names if n in own and n not in _STANDARD]
+        stack = [(str(n), v, True) for _, n, v in entries if not isinstance(v, (nn.Module, *_PLAIN))]
+        lists: list[tuple[list[Any], list[Any]]] = []
+        for _, container, copy in _walk(stack):
+            if isinstance(container, dict):
+                entries += [(container, k, v) for k, v in container.items() if type(k) in (str, int)]
+            elif isinstance(container, list):
+                lists.append((container, list(copy)))
+        self.watch = _native.Watch(self._entries + entries, self._empty, lists)
+
+    def hold(self) -> bool:
+        """Whether all parts are what they were, and of the same dtypes."""
+        return self.watch.holds() and [t.dtype for t in self._tensors] == self._dtypes
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[Reads]:
+    """Puts back what a run changes in a model, and tells what attributes it reads.
+
+    Raises:
+        UnsupportedError: something was changed.
+    """
+    before = list(_containers(model))
+    tensors = list(_plain_tensors(model, before))
+    changed: list[str] = []
+    try:
+        with reading(_modules(model, before)) as reads:
+            yield reads
+    finally:
+        for name, container, copy in before:
+            key = _difference(container, copy)
+            if key is not None:
+                changed.append(".".join(part for part in (name, key) if part))
+                _restore(container, copy)
+        for name, tensor, version, copy in tensors:
+            if tensor._version != version:
+                changed.append(name)
+                with torch.no_grad():
+                    tensor.copy_(copy)
+    if changed:
+        raise UnsupportedError(f"the model changes {changed[0]} when it is called")
+
+
+def _plain_tensors(
+    model: nn.Module, containers: list[tuple[str, _Container, _Container]]
+) -> Iterator[tuple[str, torch.Tensor, int, torch.Tensor]]:
+    """Tensors that are attributes but no parameters or buffers, with their versions and copies: no capture
+    replaces these by fake ones, so a run that is traced changes them."""
+    registered = {id(d) for m in model.modules() for d in (m._parameters, m._buffers)}
+    seen = set()
+    for name, container, _ in containers:
+        if id(container) in registered:
+            continue
+        for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+            plain = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            if plain and value.layout is torch.strided and not value.is_inference() and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{name}.{key}".lstrip("."), value, value._version, value.detach().clone()
+
+
+def _modules(model: nn.Module, containers: list[tuple[str, _Container, _Container]]) -> list[nn.Module]:
+    """The modules of a model, also those that lists and other objects hold."""
+    found = {id(m): m for m in model.modules()}
+    for _, container, _ in containers:
+        items = container.values() if isinstance(container, dict) else container
+        found |= {id(item): item for item in items if isinstance(item, nn.Module)}
+    return list(found.values())
+
+
+def _containers(model: nn.Module) -> Iterator[tuple[str, _Container, _Container]]:
+    """All containers that hang on a model, by name, with shallow copies."""
+    return _walk([(name, m, True) for name, m in model.named_modules()])
+
+
+def _walk(stack: list[tuple[str, Any, bool]]) -> Iterator[tuple[str, _Container, _Container]]:
+    """Containers among these values and in them; the last of three tells what is an attribute of a module."""
+    seen: set[int] = set()
+    while stack and len(seen) < _MOST:
+        name, value, inside = stack.pop()
+        container = _container(value, inside)
+        if container is None or id(container) in seen:
+            continue
+        seen.add(id(container))
+        yield name, container, container.copy()
+        of_module = isinstance(value, nn.Module)
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, item in items:
+            if not isinstance(item, _PLAIN) and not (of_module and key in _SKIPPED):
+                stack.append((f"{name}.{key}" if name else str(key), item, of_module))
+
+
+def _container(value: Any, inside: bool) -> _Container | None:
+    """What of a value can be changed; of other objects the attributes, if a module has them."""
+    if type(value) in (dict, list, set, deque):
+        return value
+    if isinstance(value, nn.Module):
+        return value.__dict__
+    if isinstance(value, (dict, list, set)):
+        return value if hasattr(value, "copy") and type(value).__module__ == "collections" else None
+    if not inside or isinstance(value, (torch.Tensor, type)) or callable(value):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if type(attributes) is dict else None
+
+
+def _difference(container: _Container, copy: _Container) -> str | None:
+    """What differs first, a key or nothing but the length; none if nothing does."""
+    if isinstance(container, set):
+        return None if container == copy else ""
+    if not isinstance(container, dict):
+        same = len(container) == len(copy) and all(map(_is_same, container, copy))
+        return None if same else ""
+    missing = object()
+    keys = (*copy, *(k for k in container if k not in copy))
+    wrong = (k for k in keys if not _is_same(container.get(k, missing), copy.get(k, missing)))
+    return next(map(str, wrong), None)
+
+
+def _restore(container: _Container, copy: _Container) -> None:
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(copy)
+    else:
+        container.extend(copy)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values are one, or equal numbers and texts; torch.export leaves copies of containers."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(_is_same(value, b[key]) for key, value in a.items())
+    return isinstance(a, _PLAIN) and a == b
+
+
+@contextlib.contextmanager
+def untouched(model: Callable[..., Any], device: torch.device) -> Iterator[None]:
+    """Puts back the random number generators and the buffers."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), buffers_kept(model):
+        yield
+
+
+@contextlib.contextmanager
+def buffers_kept(model: Callable[..., Any]) -> Iterator[None]:
+    """Puts back the buffers: the same tensors under the same names, with the values they had."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    held = [(m, dict(m._buffers)) for m in modules]
+    values = [(b, b.clone()) for _, buffers in held for b in buffers.values() if b is not None]
+    try:
+        yield
+    finally:
+        for module, buffers in held:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)

@@ -1,0 +1,238 @@
+"""A graph by running the model once: every op that it calls is noted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fake_tensors import fakes_of, makes_new_memory, makes_views
+from .layout import layout_of
+from .source_names import Places
+
+SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+"""Ops that do nothing but for autograd."""
+
+
+class UnservedError(Exception):
+    """The model needs torch.export."""
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+    """The graph of one run on fake tensors.
+
+    Raises:
+        UnservedError: the run has what a list of functional ops cannot say.
+    """
+    from torch._export.utils import _compiling_state_context
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    leaves, in_spec = pytree.tree_flatten((args, dict(kwargs)))
+    state = dict(model.named_parameters(remove_duplicate=False))
+    state |= dict(model.named_buffers(remove_duplicate=False))
+    plain = (torch.Tensor, nn.Parameter, nn.Buffer)
+    if any(type(t) not in plain for t in (*leaves, *state.values())):
+        raise UnservedError("an input is no tensor, or a tensor is of a class of its own")
+    weights = {id(t): name for name, t in reversed(state.items())}
+    places = Counter(_memory(t) for t in (*leaves, *(state[name] for name in weights.values())))
+    shared = {place for place, times in places.items() if times > 1}
+    recorder = _Recorder(shared, Places(model, recorded.__code__))
+    names = list(_names(model, args, kwargs))
+    inputs = [recorder.given("placeholder", n, t) for n, t in zip(names, leaves, strict=True)]
+    fakes = {key: recorder.given("get_attr", n, state[n]) for key, n in reversed(weights.items())}
+    fake_args, fake_kwargs = pytree.tree_unflatten(inputs, in_spec)
+    # Below autograd, composite ops arrive whole.
+    with (
+        _compiling_state_context(),
+        _without_mha_fastpath(),
+        _reparametrize_module(model, {name: fakes[id(t)] for name, t in state.items()}),
+        torch._C._AutoDispatchBelowAutograd(),
+        recorder.mode,
+        recorder,
+    ):
+        results = model(*fake_args, **fake_kwargs)
+        if any(operator.attrgetter(name)(model) is not fakes[id(t)] for name, t in state.items()):
+            raise UnservedError("a buffer or a parameter is replaced")
+    flat, out_spec = pytree.tree_flatten(results)
+    nodes = [recorder.result(t) for t in flat]
+    graph = recorder.graph
+    graph.output(tuple(nodes))
+    graph.eliminate_dead_code()
+    called = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(called, in_spec, out_spec)))
+    gm = _make_graph_module(model, graph)
+    gm.train(model.training)
+    return gm
+
+
+@contextlib.contextmanager
+def _without_mha_fastpath() -> Iterator[None]:
+    """Torch's layers of transformers run as their parts, not as one op that nothing is known about."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the inputs, one after the other: what the model calls them, with numbers for parts."""
+    bound = inspect.signature(model.forward).bind_partial(*args)
+    for name, value in (*bound.arguments.items(), *kwargs.items()):
+        for path, _ in pytree.tree_leaves_with_path(value):
+            parts = (re.sub(r"\W+", "", str(pytree.keystr((key,)))) for key in path)
+            yield "_".join((name, *parts))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down the ops that reach it; composite ones stay whole where torch.export would leave them so."""
+
+    def __init__(self, shared: set[int | None], places: Places) -> None:
+        super().__init__()
+        self._places = places
+        self._shared = shared
+        """Where tensors lie that lie in the same memory."""
+        self.mode = FakeTensorMode()
+        self._fakes = fakes_of(self.mode)
+        self.graph = fx.Graph()
+        self._nodes: dict[int, fx.Node] = {}
+        """By the address of a fake tensor, which its node keeps alive."""
+        self._held: list[torch.Tensor] = []
+        """Fake tensors that have no node of their own."""
+        self._given: set[fx.Node] = set()
+
+    def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of an input or a weight."""
+        fake = self._fake(tensor)
+        node = self.graph.create_node(op, name, name=name.replace(".", "_"))
+        self._known(fake, node)
+        self._given.add(node)
+        return fake
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory = _memory(tensor)
+        if memory is None or memory in self._shared or tensor.storage_offset():
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        # The same in a quarter of the time.
+        fake = self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def result(self, value: Any) -> fx.Node | int | float | str | None:
+        """The node of a result of the model, or what it is for every call of this graph."""
+        if value is None or isinstance(value, (int, float, str)):
+            return value
+        node = self._nodes.get(id(value))
+        if node is None or node in self._given:
+            raise UnservedError("a result is an input, a weight or neither a tensor nor a number")
+        return node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an op on fake tensors, and writes it down."""
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise UnservedError(f"{func} is no op of torch's")
+        if func.namespace == "prim":
+            # What kind of tensor it is: that is the same for every call of this graph.
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            raise UnservedError(f"{func} changes something")
+        composite, whole, views = _traits(func)
+        if composite and not whole:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if whole:
+            run = func.decompose if composite else func
+            out = self._fakes.call(func, run, args, kwargs)
+        else:
+            out = self._fakes.view(func, args, kwargs) if views else func(*args, **kwargs)
+        self._record(func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        several = isinstance(out, (tuple, list))
+        outs = out if several else (out,)
+        if not all(isinstance(t, torch.Tensor) for t in outs):
+            raise UnservedError(f"{func} has a result that is no tensor")
+        if all(id(t) in self._nodes for t in outs):
+            return
+        if func in SAME:
+            self._held.append(out)
+            self._nodes[id(out)] = self._put(args[0])
+            return
+        name = func._schema.name.partition("::")[2]
+        node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
+        node.meta.update(self._places.here(), val=out)
+        if not several:
+            self._known(out, node)
+            return
+        for i, part in enumerate(out):
+            self._known(part, self.graph.call_function(operator.getitem, (node, i)))
+
+    def _known(self, fake: torch.Tensor, node: fx.Node) -> None:
+        node.meta["val"] = fake
+        self._nodes[id(fake)] = node
+
+    def _put(self, value: Any) -> Any:
+        """An argument as a graph has it."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            if node is None:
+                raise UnservedError("a tensor comes from elsewhere")
+            return node
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._put(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._put(v) for k, v in value.items()}
+        return value
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where the memory of a tensor begins, if that says all."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+@functools.lru_cache(4096)
+def _traits(op: torch._ops.OpOverload) -> tuple[bool, bool, bool]:
+    """Whether an op is a composite, whether it stays in one piece with memory of its own, or makes views."""
+    composite = is_composite(op)
+    whole = stays_whole(op) if composite else makes_new_memory(op)
+    return composite, whole, not composite and makes_views(op)
+
+
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether torch puts an op together from others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def stays_whole(op: torch._ops.OpOverload) -> bool:
+    """Whether torch.export would leave a composite op as it is."""
+    from torch._export.utils import _is_preservable_cia_op
+
+    return _is_preservable_cia_op(op)
+
+
+def copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What a tensor is after another was copied into it: autograd has no derivative of the op for that."""
+    source = source.to(into.device, into.dtype, non_blocking=non_blocking).expand(into.shape)
+    _, order = layout_of(into)
+    if order is None:
+        return source.clone(memory_format=torch.contiguous_format)
+    back = [order.index(d) for d in range(into.dim())]
+    return source.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

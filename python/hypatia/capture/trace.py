@@ -1,0 +1,210 @@
+"""Models as graphs of torch's functional ops: by one run on fake tensors, or by torch.export.
+
+A run on fake tensors under a dispatch mode sees every op once, which is all that a model without gradients
+and without changes in place needs; it takes a small part of torch.export's time. Whatever it does not serve
+(open sizes, changes in place, constants, control flow on values) torch.export does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import UnsupportedError
+from .model_state import Reads, unchanged
+from .recorder import copied, is_composite, recorded, stays_whole
+
+log = logging.getLogger(__name__)
+
+Ranges = dict[tuple[int, int], tuple[int, int]]
+"""The least and greatest value of sizes that are left open, by input and dimension."""
+
+
+class NotFunctionalError(UnsupportedError):
+    """A graph that changes tensors in place, and cannot be had without."""
+
+
+def captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> tuple[fx.GraphModule, Ranges, Reads]:
+    """A model's graph, its weights as attributes, ranges of sizes that are left open, and what was read."""
+    args, kwargs = distinct(model, (args, dict(kwargs)))
+    if dynamic_shapes is None and not torch.is_grad_enabled():
+        try:
+            with unchanged(model) as reads:
+                gm = recorded(model, args, kwargs)
+            return gm, {}, reads
+        except UnsupportedError:
+            raise
+        # Fake tensors refuse by many kinds of exceptions, and the model has its own.
+        except Exception as reason:
+            log.debug("torch.export is asked for the graph: %s", reason)
+    program, reads = _exported(model, args, kwargs, dynamic_shapes)
+    if not _is_functional(program.graph):
+        try:
+            program = program.run_decompositions({torch.ops.aten.copy.default: copied})
+        except (RuntimeError, AssertionError) as error:
+            raise NotFunctionalError(f"torch.export cannot make the graph functional: {error}") from error
+    gm = _without_checks(program.module(check_guards=False))
+    _values_of_attributes(gm)
+    return gm, _ranges(program, gm), reads
+
+
+def as_written(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> fx.GraphModule:
+    """A model's graph with its views and changes in place, as torch.export has it."""
+    program, _ = _exported(model, *distinct(model, (args, dict(kwargs))), dynamic_shapes)
+    return _without_checks(program.module(check_guards=False))
+
+
+def _without_checks(gm: fx.GraphModule) -> fx.GraphModule:
+    """Without torch.export's own check of sizes at every call."""
+    gm._forward_pre_hooks.clear()
+    gm._forward_pre_hooks_with_kwargs.clear()
+    return gm
+
+
+class Exported(NamedTuple):
+    """A differentiable model as a graph of flat inputs and results."""
+
+    gm: fx.GraphModule
+    spec: pytree.TreeSpec
+    """The form of the results."""
+    wanted: list[bool]
+    """Which of the results that are tensors have gradients in eager."""
+    reads: Reads
+
+
+def exported(model: nn.Module, args: tuple[Any, ...]) -> Exported:
+    """A differentiable model as a graph."""
+    wanted: list[bool] = []
+    program, reads = _exported(model, args, wanted=wanted)
+    gm = program.module(check_guards=False)
+    spec = gm.graph._codegen.pytree_info.out_spec
+    gm.graph.set_codegen(fx.graph.CodeGen())
+    gm.recompile()
+    return Exported(gm, spec, wanted, reads)
+
+
+def _exported(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    wanted: list[bool] | None = None,
+) -> tuple[torch.export.ExportedProgram, Reads]:
+    with unchanged(model) as reads, _without_own_gradients(model, wanted), warnings.catch_warnings():
+        # It puts tensors that are attributes back, and goes on without them.
+        warnings.filterwarnings("error", message="The tensor attributes? ")
+        program = torch.export.export(
+            model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+        )
+    return program, reads
+
+
+@contextlib.contextmanager
+def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -> Iterator[None]:
+    """Refuses a model whose results have gradients that are written by hand: a graph of torch's ops has
+    others. ``wanted`` gets whether the results that are tensors have gradients.
+
+    Raises:
+        UnsupportedError: there is such a gradient.
+    """
+    found: list[str] = []
+
+    def look(_module: nn.Module, _args: Any, results: Any) -> None:
+        tensors = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+        if wanted is not None:
+            wanted[:] = [t.requires_grad for t in tensors]
+        # Of a view that was changed in place, asking for it runs ops, which nobody is to trace.
+        with _disable_current_modes():
+            stack = [t.grad_fn for t in tensors]
+        seen = set()
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            stack.extend(following for following, _ in node.next_functions)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                found.append(type(node).__name__.removesuffix("Backward"))
+
+    if not torch.is_grad_enabled():
+        yield
+        return
+    handle = model.register_forward_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if found:
+        raise UnsupportedError(f"{found[0]} has a backward of its own, which a captured graph would lose")
+
+
+def distinct(model: nn.Module, args: Any) -> Any:
+    """Inputs of which each is a tensor object of its own: one that comes twice, or that is a weight, would
+    be taken for the other in every call."""
+    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in seen:
+            value = value.detach().requires_grad_(value.requires_grad)
+        seen.add(id(value))
+        return value
+
+    return pytree.tree_map(own, args)
+
+
+def _is_functional(graph: fx.Graph) -> bool:
+    """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
+
+    def stays(target: Any) -> bool:
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return False
+        return not is_composite(target) or stays_whole(target)
+
+    try:
+        return all(stays(n.target) for n in graph.nodes if n.op == "call_function")
+    except ImportError:
+        return False
+
+
+def _ranges(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges:
+    """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
+    if getattr(program, "_guards_code", None):
+        return {}
+    found: Ranges = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("val")
+        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                known = program.range_constraints.get(size.node.expr)
+                if known is None:
+                    return {}
+                greatest = int(known.upper) if known.upper < 2**62 else 2**62
+                found[i, d] = (max(2, int(known.lower)), greatest)
+    return found
+
+
+def _values_of_attributes(gm: fx.GraphModule) -> None:
+    """Export keeps fake values of calls and inputs; attributes get theirs here."""
+    mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = node.meta.get("val")
+        if value is None and mode is not None:
+            attribute = gm
+            for part in node.target.split("."):
+                attribute = getattr(attribute, part)
+            if isinstance(attribute, torch.Tensor):
+                node.meta["val"] = mode.from_tensor(attribute, static_shapes=True)

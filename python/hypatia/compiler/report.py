@@ -1,0 +1,217 @@
+"""What was done to a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections import Counter
+from typing import Any
+
+from torch import fx
+
+from ..capture import source_names
+from ..compiler.comparison import Result
+from ..execute import plans
+from ..kernels import FusedCall
+from .program_cache import Optimization
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """A proof checked again: every step evaluated in float64 on random inputs."""
+
+    evaluated: int
+    skipped: int
+    worst: float
+    connected: bool
+    failures: list[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the steps lead from the program in to the program out and none differs."""
+        return self.connected and not self.failures
+
+
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """A part of a compilation that was rolled back: a rule, a kernel, or the whole graph."""
+
+    kind: str
+    name: str
+    message: str
+
+
+@dataclasses.dataclass
+class Check:
+    """What verifying the first call of a compiled graph showed."""
+
+    mode: str
+    status: str
+    """passed, rolled back, kept (although wrong: mode soft) or not checked"""
+    equal: int
+    """Results that are eager's bit for bit."""
+    results: list[Result]
+    """The others."""
+    removed: list[Removed]
+    notes: list[str]
+    seconds: float
+    """What the check added to the call."""
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        total = self.equal + len(self.results)
+        text = f"{self.status}: {self.equal} of {total} results are eager's bit for bit"
+        numbers = [r for r in self.results if not r.type.startswith(("int", "uint", "bool"))]
+        if numbers:
+            worst = max(numbers, key=lambda r: r.error / (r.scale or 1.0))
+            text += (
+                f"; largest error of the others {worst.error:.1e} to float64 (eager: {worst.eager_error:.1e})"
+            )
+        without = [f"; without {r.kind} {r.name}" for r in self.removed]
+        return text + "".join(without)
+
+
+class GraphReport:
+    """The report of one compiled graph."""
+
+    def __init__(
+        self, kind: str, optimization: Optimization, before: fx.Graph, after: fx.Graph, folded: int = 0
+    ) -> None:
+        self.kind = kind
+        self.before = before
+        self.after = after
+        self.check: Check | None = None
+        self.times: dict[str, float] | None = None
+        """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
+        self.kept = "plan" if plans.PLAN in after.owning_module.meta else "graph"
+        """Which of these forms runs."""
+        self.folded = folded
+        """Bytes of folded and merged weights."""
+        self.memory: tuple[int, int] | None = None
+        """Bytes of the plan's values in between, and of its packed weights."""
+        self.inputs: list[str] = []
+        """What the model calls the inputs of the graph that torch.compile captured."""
+        self.no_plan = ""
+        """Why the graph has no native plan, if it has none."""
+        self.optimization = optimization
+
+    @functools.cached_property
+    def graphs(self) -> dict[str, list[dict[str, Any]]]:
+        """The programs before and after as nodes: op, name, inputs, type, cost, kind, and what the model
+        calls them: its name of an input or a weight, the module and the line that compute a value."""
+        captured = [n for n in self.before.nodes if n.op != "output"]
+        drawn = json.loads(self.optimization.graphs())
+        source_names.told(drawn, captured, self.inputs)
+        return drawn
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that compute fused ops, each once."""
+        modules = self.after.owning_module
+        calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
+        names = [c.kernel.name for c in calls if isinstance(c, FusedCall)]
+        return list(dict.fromkeys([*names, *([plans.KERNEL] if plans.PLAN in modules.meta else [])]))
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """What the compilation can do without: its kernels and the rules of its proof."""
+        rules = [("rule", r["rule"]) for r in self.data["rules"]]
+        return [("kernel", name) for name in self.kernels] + rules
+
+    def law(self, kind: str, name: str) -> str:
+        """What is known of a part."""
+        laws = [r["law"] for r in self.data["rules"] if r["rule"] == name]
+        return laws[0] if kind == "rule" and laws else ""
+
+    @functools.cached_property
+    def data(self) -> dict[str, Any]:
+        """Costs, rules, sizes and times, as plain data."""
+        return {"kind": self.kind, **json.loads(self.optimization.report())}
+
+    @functools.cached_property
+    def proof(self) -> list[dict[str, Any]]:
+        """The steps from the program in to the program out."""
+        return json.loads(self.optimization.steps())
+
+    @functools.cached_property
+    def programs(self) -> tuple[str, str]:
+        """The programs in and out as text."""
+        return self.optimization.texts()
+
+    @functools.cached_property
+    def fused(self) -> list[str]:
+        """Names of the fused nodes."""
+        return [n.name for n in self.after.nodes if n.op == "call_module" and n.name.startswith("fused_")]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphReport:
+        """A report does not change: copies of a graph share it."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be written down; the search itself and the graphs stay behind."""
+        names = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
+        names += ("data", "proof", "programs", "fused", "graphs")
+        return {name: getattr(self, name) for name in names}
+
+    def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
+        """Checks the proof again; steps of more than ``budget`` operations are left out."""
+        if not hasattr(self, "optimization"):
+            raise ValueError("a report that was pickled has the text of the proof, not the proof")
+        return Replay(**json.loads(self.optimization.replay(seed, budget)))
+
+    def __str__(self) -> str:
+        d = self.data
+        saved = 100 * (1 - d["cost_after"] / d["cost_before"]) if d["cost_before"] else 0.0
+        rules = (
+            ", ".join(r["rule"] + (f" x{r['times']}" if r["times"] > 1 else "") for r in d["rules"]) or "none"
+        )
+        lines = [
+            f"{self.kind} graph, cost model '{d['target']}'",
+            f"  cost      {d['cost_before']:.1f} -> {d['cost_after']:.1f} us ({saved:.0f}% less; "
+            f"at most {100 * d['gap']:.1f}% above the optimum of the search; {d['method']})",
+            f"  ops       {sum(d['ops_before'].values())} -> {sum(d['ops_after'].values())}, "
+            f"{sum(d['opaque'].values())} left to torch",
+            f"  fused     {_names(self.fused)}",
+            f"  rules     {rules}",
+            f"  proof     {d['steps']} steps",
+            f"  search    {d['nodes']} nodes, {d['classes']} classes; "
+            + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
+        ]
+        if self.times is not None:
+            names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
+            each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
+            lines.append(f"  native    {each}: {self._verdict(names)}")
+        if self.no_plan:
+            lines.append(f"  no plan   {self.no_plan}")
+        if self.memory is not None or self.folded:
+            values, packed = (n / 2**20 for n in self.memory or (0, 0))
+            lines.append(
+                f"  memory    {values:.1f} MiB in between; copies of weights: {packed:.1f} MiB packed, "
+                f"{self.folded / 2**20:.1f} MiB folded"
+            )
+        if self.check is not None:
+            lines.append(f"  verified  {self.check}")
+        return "\n".join(lines)
+
+    def _verdict(self, names: dict[str, str]) -> str:
+        if "plan" not in self.times:
+            return f"no plan, {names[self.kept]} kept"
+        if self.kept == "plan":
+            return "the plan is kept"
+        if self.kept not in self.times:
+            return "dropped, torch's ops faster but wrong: runs as it was captured"
+        if self.times["plan"] < self.times[self.kept]:
+            return "dropped, too little faster for its copies of weights"
+        return f"dropped, {names[self.kept]} faster"
+
+
+def _names(names: list[str], most: int = 12) -> str:
+    """Names of nodes; many of them are counted by family."""
+    if len(names) <= most:
+        return ", ".join(names) or "none"
+    families = Counter(name.rpartition("_")[0] for name in names)
+    return ", ".join(f"{family} x{count}" for family, count in families.items())

@@ -1,0 +1,142 @@
+"""Plans on a GPU that call torch: recorded once as a CUDA graph, with inputs and results of its own.
+
+Plans of own kernels alone are recorded by the runtime, on the caller's addresses. Torch's ops allocate while
+they run, so that torch has to record them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _native
+from ..capture.layout import same_strides
+
+log = logging.getLogger(__name__)
+
+_recording = threading.Lock()
+
+_TRIES = 3
+"""How often a recording is begun that another thread ends."""
+
+
+@functools.cache
+def side_stream(index: int) -> torch.cuda.Stream:
+    """Where recordings are made, one for all: torch keeps 32 MiB for products on each stream."""
+    return torch.cuda.Stream(index)
+
+
+class CudaGraph:
+    """Calls of torch's ops and of plans, recorded as a CUDA graph in memory of its own.
+
+    Other threads go on meanwhile. Torch's own recordings stop them from drawing random numbers, so these are
+    made for calls alone that draw some.
+    """
+
+    def __init__(self, index: int, run: Callable[[], Any], *, warm: Callable[[], Any] | None = None) -> None:
+        self._index = index
+        side = side_stream(index)
+        with _recording:
+            side.wait_stream(torch.cuda.current_stream(index))
+            with torch.cuda.stream(side), torch.no_grad():
+                # Kernels are loaded and torch's libraries set up before anything is recorded.
+                for _ in range(2 if warm is not None else 0):
+                    warm()
+                side.synchronize()
+                self._record(side, run)
+            torch.cuda.current_stream(index).wait_stream(side)
+
+    def _record(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._record_unnoticed(side, run)
+                return
+            except RuntimeError as e:
+                if any(word in str(e) for word in ("generator", "Offset increment", "Philox")):
+                    log.debug("torch records a CUDA graph that draws random numbers: %s", e)
+                    self._record_by_torch(side, run)
+                    return
+                # Another thread that waits for the whole device ends every recording there.
+                if not left:
+                    raise
+
+    def _record_unnoticed(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, pool)
+        try:
+            recording, self.results = _native.cuda.record(self._index, side.cuda_stream, run)
+        except BaseException:
+            torch._C._cuda_endAllocateToPool(self._index, pool)
+            torch._C._cuda_releasePool(self._index, pool)
+            raise
+        torch._C._cuda_endAllocateToPool(self._index, pool)
+        # The memory goes back to torch when nobody can run the recording any more.
+        weakref.finalize(self, torch._C._cuda_releasePool, self._index, pool).atexit = False
+        index = self._index
+        self.replay = lambda: recording.launch(torch._C._cuda_getCurrentRawStream(index))
+
+    def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            self.results = run()
+        self.replay = graph.replay
+
+
+class Recorded:
+    """A bound plan as a CUDA graph: inputs are copied in, results out."""
+
+    def __init__(self, bound: Any, index: int, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.bound = bound
+        self.index = index
+        self._lock = threading.Lock()
+        self._stream = torch._C._cuda_getCurrentRawStream(index)
+        self._inputs = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in inputs
+        ]
+
+        def run() -> tuple[torch.Tensor, ...]:
+            results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
+            if results is None:
+                raise RuntimeError(f"the plan does not run: {bound.refusal(*self._inputs)}")
+            return results
+
+        self._graph = CudaGraph(index, run, warm=run)
+
+    def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """The results; none if the plan is not for these inputs."""
+        if stream != self._stream or torch.cuda.is_current_stream_capturing():
+            return self.bound(stream, *inputs)
+        if not self.bound.current() or len(inputs) != len(self._inputs):
+            return None
+        for kept, given in zip(self._inputs, inputs, strict=True):
+            if (kept.shape, kept.dtype, kept.device) != (given.shape, given.dtype, given.device):
+                return None
+            if kept.stride() != given.stride() and not same_strides(given, kept):
+                return None
+        with self._lock, torch.no_grad():
+            for kept, given in zip(self._inputs, inputs, strict=True):
+                kept.copy_(given)
+            self._graph.replay()
+            return tuple(r.clone() for r in self._graph.results)
+
+    def current(self) -> bool:
+        """Whether the weights are as they were."""
+        return self.bound.current()
+
+    def refusal(self, *inputs: torch.Tensor) -> str:
+        """Why the plan does not run on these inputs."""
+        return self.bound.refusal(*inputs)
+
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of the values in between, and of packed weights."""
+        return self.bound.bytes()
+
+    def kinds(self) -> list[str]:
+        """How each linear layer is computed."""
+        return self.bound.kinds()

@@ -1,0 +1,157 @@
+"""Native plans of a graph: which graphs have one, and what their calls into torch are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .. import _native
+from ..capture import graph_layouts
+from ..capture.records import Captured, by_schema, resolve, value_of
+from ..kernels import FusedCall
+from ..options import Options
+from . import torch_calls
+
+KERNEL = "native plan"
+"""The name under which a plan can be left out of a compilation."""
+
+VALUES = "hypatia_values"
+"""Key of a graph's metadata: names of its nodes by their number in the program."""
+
+PLAN = "hypatia_plan"
+"""Key of a graph's metadata: what makes its native plans."""
+
+
+CLOSE = 1.03
+"""A plan that takes so many times as long as torch is as good as equal."""
+
+
+class Planner:
+    """Makes the native plans of a graph: one for each set of sizes."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        optimization: Any,
+        captured: Captured,
+        options: Options,
+        plain: int | None = None,
+    ) -> None:
+        saved = plain is not None
+        self.most = options.weight_copies
+        # In training a ReLU is on or off by the last digit, and gradients show that.
+        self.split = options.fp32_products == "auto" and not saved
+        self.saved = saved
+        """It is a pass of a training step."""
+        self.plain = plain
+        """So many first results of a training step are not kept for later."""
+        self.optimization = optimization
+        self.captured = captured
+        self.hints = captured.hints
+        self.device = captured.device
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.symbols = _symbols(placeholders)
+        self._first = self._plan(self.hints)
+
+    def _plan(
+        self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
+    ) -> _native.NativePlan:
+        layouts = graph_layouts.layouts(self.captured, self.plain, sizes)
+        wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts}
+        return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
+
+    def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
+        """The plan that keeps masks beside these outputs, or takes them beside these inputs."""
+        return self._plan(self.hints, keep, masked)
+
+    def at(self, sizes: dict[str, int]) -> _native.NativePlan:
+        """The plan for these values of the symbols."""
+        return self._first if sizes == self.hints else self._plan(sizes)
+
+    def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
+        """The calls into torch that a plan's steps make."""
+        return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
+
+    def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+        operands = [
+            o if o == "attr" else torch_calls.Read(o["tensor"]) if "tensor" in o else o["int"]
+            for o in described["operands"]
+        ]
+        if described["origin"] is not None:
+            return torch_calls.captured_call(self.captured.nodes[described["origin"]], operands)
+        target = resolve(described["target"])
+        args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
+        return target, args, kwargs
+
+    def __deepcopy__(self, memo: Any) -> Planner:
+        return self
+
+
+def attach(
+    gm: fx.GraphModule,
+    optimization: Any,
+    captured: Captured,
+    options: Options,
+    plain: int | None = None,
+) -> str:
+    """Gives a graph its native plan; the reason if it has none.
+
+    In a graph of a training step so many first results are ``plain``, and the others are kept for later.
+    """
+    if any(isinstance(m, FusedCall) for m in gm.children()):
+        return "no native plan: a fused op has a kernel of its own"
+    (output,) = gm.graph.find_nodes(op="output")
+    results = [n for n in pytree.arg_tree_leaves(*output.args) if isinstance(n, fx.Node)]
+    if not all(graph_layouts.is_plain(value_of(n)) for n in results[:plain]):
+        return "no native plan: a result is no plain tensor"
+    try:
+        planner = Planner(gm, optimization, captured, options, plain)
+        described = json.loads(planner.at(captured.hints).describe())
+    except _native.HypatiaError as e:
+        return str(e)
+    if plain is not None and planner.symbols:
+        return "no native plan: a training step with open sizes"
+    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
+    if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
+        return "no native plan: a tensor that is part of the graph"
+    if plain is not None and any(result["given"] for result in described["results"][:plain]):
+        return "no native plan: a result is a view of an input, of which autograd has to know"
+    if len(described["calls"]) == len(described["steps"]):
+        return "no native plan: no step has a kernel"
+    gm.meta[PLAN] = planner
+    return ""
+
+
+def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
+    """Where the values of symbols are among the arguments: an integer, or a dimension of a tensor."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for position, node in enumerate(placeholders):
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            found.setdefault(str(value.node.expr), (position, None))
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    found.setdefault(str(size.node.expr), (position, dim))
+    return [(symbol, *place) for symbol, place in found.items()]
+
+
+def _given(arg: Any, operands: Sequence[Any]) -> Any:
+    """An argument of the compiler's own form as torch takes it."""
+    if arg == "none":
+        return None
+    ((kind, value),) = arg.items()
+    if kind == "node":
+        return operands[value]
+    if kind == "float":
+        return float(value)
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "list":
+        return [_given(a, operands) for a in value]
+    return value

@@ -1,0 +1,178 @@
+"""Both passes of a training step as CUDA graphs, which torch records and replays.
+
+What lies between the passes stays in the graphs' memory, so that a second forward pass before the backward
+pass of the first runs without the graphs. Gradients are lent: users get the graph's own memory, as long as
+they give it back before the next backward pass. Once they did not, gradients are copied out instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.layout import layout_of
+from .cuda_graph import CudaGraph
+
+Tensors = Sequence[Any]
+
+
+class _Turn:
+    """A forward pass whose values are in the graphs' memory."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class RecordedStep:
+    """The passes, recorded for parameters where they are and for inputs like these."""
+
+    def __init__(
+        self,
+        forward: Callable[[list[Any]], tuple[Tensors, Tensors, Any]],
+        backward: Callable[[Tensors, Any, list[Any]], Tensors],
+        primals: Sequence[torch.Tensor],
+        parameters: int,
+        tangents: Sequence[torch.Tensor],
+    ) -> None:
+        self._plain = (forward, backward)
+        self._parameters = parameters
+        self._addresses = [t.data_ptr() for t in primals[:parameters]]
+        self._index = next(t for t in primals if t.is_cuda).device.index
+        self._stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._lock = threading.Lock()
+        self._turn: Callable[[], _Turn | None] = lambda: None
+        self._inputs = [t.clone() for t in primals[parameters:]]
+        self._tangents = [t.clone() for t in tangents]
+        given = [*primals[:parameters], *self._inputs]
+
+        def both() -> None:
+            _, saved, besides = forward(list(given))
+            backward(saved, besides, list(self._tangents))
+
+        self._forward = CudaGraph(self._index, lambda: forward(list(given)), warm=both)
+        self._results, self._saved, self._besides = self._forward.results
+        self._record_backward()
+        self._copies = [_Copies(group) for group in _in_one_memory(self._results)]
+        # What a forward pass writes cannot be lent.
+        others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
+        self._lends = hasattr(torch._C, "_storage_Use_Count") and others.isdisjoint(self._storages)
+        kept = {t.data_ptr() for t in self._saved}
+        self._watched = [i for i in range(parameters) if self._addresses[i] in kept]
+        """Parameters that the backward pass reads: autograd notices if they are changed before it."""
+
+    def _record_backward(self) -> None:
+        # Memory of its own: a forward pass must not write where gradients are that are still in use.
+        self._backward = CudaGraph(
+            self._index, lambda: self._plain[1](self._saved, self._besides, list(self._tangents))
+        )
+        self._gradients = self._backward.results
+        storages = [g.untyped_storage()._cdata for g in self._gradients if g is not None]
+        self._storages = list(dict.fromkeys(storages))
+        self._owners = self._holders()
+        self._missing = False
+        """Users keep the memory of the gradients: it is theirs now."""
+
+    def _holders(self) -> list[int]:
+        """How many hold the memory of each gradient."""
+        count = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+        return [count(storage) for storage in self._storages]
+
+    def _free(self, args: list[Any]) -> bool:
+        turn = self._turn()
+        return (
+            (turn is None or turn.done)
+            and torch._C._cuda_getCurrentRawStream(self._index) == self._stream
+            and not torch._C._len_torch_dispatch_stack()
+            and not torch.cuda.is_current_stream_capturing()
+            and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
+        )
+
+    def forward(self, args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+        """Results, what autograd keeps, and the turn."""
+        with self._lock:
+            if self._free(args):
+                if self._missing:
+                    self._record_backward()
+                for place, given in zip(self._inputs, args[self._parameters :], strict=True):
+                    place.copy_(given)
+                self._forward.replay()
+                turn = _Turn()
+                self._turn = weakref.ref(turn)
+                return self._copied(), [args[i] for i in self._watched], turn
+        results, saved, besides = self._plain[0](args)
+        return results, saved, (besides,)
+
+    def _copied(self) -> list[torch.Tensor]:
+        """The results in memory of their own, where each has its strides, and some may share it."""
+        found: dict[int, torch.Tensor] = {}
+        for copies in self._copies:
+            found |= copies.make()
+        return [found[i] for i in range(len(found))]
+
+    def backward(self, saved: Tensors, besides: Any, tangents: list[Any]) -> Tensors:
+        """Gradients, in memory of their own."""
+        if not isinstance(besides, _Turn):
+            return self._plain[1](saved, besides[0], tangents)
+        # A backward pass that keeps its graph may come again.
+        besides.done = not _keeps_graph()
+        if self._missing or (self._lends and self._holders() != self._owners):
+            self._lends, self._missing = False, True
+            return self._plain[1](self._saved, self._besides, tangents)
+        for place, given in zip(self._tangents, tangents, strict=True):
+            place.copy_(given)
+        self._backward.replay()
+        if self._lends:
+            return [None if g is None else g.detach() for g in self._gradients]
+        fresh = [None if g is None else torch.empty_like(g) for g in self._gradients]
+        pairs = [(f, g) for f, g in zip(fresh, self._gradients, strict=True) if f is not None]
+        torch._foreach_copy_([f for f, _ in pairs], [g for _, g in pairs])
+        return fresh
+
+
+def _in_one_memory(results: Tensors) -> list[dict[int, torch.Tensor]]:
+    """Results by their places, those together that share memory."""
+    groups: dict[Any, dict[int, torch.Tensor]] = {}
+    for i, result in enumerate(results):
+        groups.setdefault((result.untyped_storage()._cdata, result.dtype), {})[i] = result
+    return list(groups.values())
+
+
+class _Copies:
+    """Makes copies of results that are in one memory."""
+
+    def __init__(self, group: dict[int, torch.Tensor]) -> None:
+        self._group = group
+        self._place, first = next(iter(group.items()))
+        self._alone = len(group) == 1 and layout_of(first) != (None, None)
+        self._begin = min(t.storage_offset() for t in group.values())
+        ends = [
+            t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+            for t in group.values()
+            if t.numel()
+        ]
+        extent = max(ends, default=self._begin) - self._begin
+        self._whole = first.as_strided((extent,), (1,), self._begin)
+
+    def make(self) -> dict[int, torch.Tensor]:
+        """The copies by their places."""
+        if self._alone:
+            return {self._place: self._group[self._place].clone()}
+        memory = self._whole.clone().untyped_storage()
+        return {
+            i: torch.empty(0, dtype=t.dtype, device=t.device).set_(
+                memory, t.storage_offset() - self._begin, t.shape, t.stride()
+            )
+            for i, t in self._group.items()
+        }
+
+
+def _keeps_graph() -> bool:
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if ask is None or torch._C._current_graph_task_id() < 0:
+        # Unknown, or called by hand.
+        return ask is None
+    return ask()

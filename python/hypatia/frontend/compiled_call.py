@@ -1,0 +1,216 @@
+"""One compiled call of a model: the plan or graph for one kind of arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils import _pytree as pytree
+
+from ..capture.model_state import Parts
+from ..compiler.report import GraphReport
+from ..execute.native import NativeGraph, distance
+from ..execute.plans import CLOSE
+from ..execute.timing import in_turns
+from ..options import Options
+from ..verifier.first_call import effects_of
+from ..verifier.reference import RandomState, changed_inputs, devices_of
+from ..verifier.same_layout import lies_alike
+from .call_key import Signature, TensorKind
+from .direct import log
+from .optimize import Optimized, optimized
+
+
+def computes_the_same(
+    captured: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
+    random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
+    results = []
+    with torch.no_grad():
+        for call in (captured, model):
+            results.append(pytree.tree_leaves(call(*args, **kwargs)))
+            random.restore()
+        return len(results[0]) == len(results[1]) and all(
+            distance(a, b) <= 1 if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+            for a, b in zip(*results, strict=True)
+        )
+
+
+class CompiledCall:
+    """The model compiled for one kind of inputs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        options: Mapping[str, Any],
+        dims: dict[int, set[int]] | None = None,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        self.model = model
+        self.report: GraphReport | None = None
+        self.positional = not kwargs and all(isinstance(a, torch.Tensor) for a in args)
+        self.single = False
+        self.native: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None] | None = None
+        self.open: dict[tuple[int, int], tuple[int, int]] = {}
+        """The least and greatest value of sizes that are left open, by input and dimension."""
+        self._signature = signature
+        self._run: Callable[..., Any] = model
+        self._parts = Parts(model)
+        self.watch = self._parts.watch
+        if self._parts.hooked or not compiled:
+            why = "has hooks" if compiled else "changes too often"
+            log.info("the model runs as it is: it %s", why)
+            return
+        dynamic = None
+        if dims and self.positional:
+            auto = torch.export.Dim.AUTO
+            dynamic = tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in range(len(args)))
+        try:
+            # Most graphs never run: where the plan does, nobody needs their Python code.
+            with torch.no_grad(), _use_lazy_graph_module(True):
+                found = optimized(model, args, kwargs, options, dynamic, native=self.positional)
+        except Exception:
+            log.info("the model runs as it is: it cannot be exported", exc_info=True)
+            return
+        if found.report is None:
+            return
+        changed = changed_inputs(found.original)
+        if changed and signature.shared:
+            log.info("the model runs as it is: it changes inputs, and some share memory")
+            return
+        timed = not changed and not effects_of(found.original)
+        checked = Options.parse(options).checksum_mode != "off"
+        if checked and timed and not computes_the_same(found.original, model, args, kwargs):
+            log.warning("the model runs as it is: what was captured of it computes something else")
+            return
+        self.report = found.report
+        if found.graph is None and not found.report.no_plan:
+            found.report.kept = "graph"
+            found.report.no_plan = "arguments of the call are given by keyword or are no tensors"
+            log.info("no native plan: %s", found.report.no_plan)
+        gm = self._run = found.kept
+        self._spec = gm.graph._codegen.pytree_info.out_spec
+        if dynamic is not None:
+            self.open = found.ranges
+        if found.graph is not None:
+            self._plan(found, found.graph, model, args, timed=timed)
+        elif timed:
+            self._without_plan(gm, model, args, kwargs)
+        if not effects_of(gm):
+            self._check_lying(found, model, args, kwargs)
+        if self._run is not model:
+            self._parts.count_on(found.reads)
+            self.watch = self._parts.watch
+
+    def _check_lying(
+        self, found: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Keeps the model itself where results would lie otherwise: a user may write into them."""
+        if self._run is model:
+            return
+        changes = bool(changed_inputs(found.original))
+        try:
+            alike = lies_alike(lambda *a, **k: self(a, k), model, args, kwargs, changes=changes)
+        except Exception:
+            log.info("the compiled model cannot be compared with the model", exc_info=True)
+            alike = False
+        if not alike:
+            self.native, self._run, self.open = None, model, {}
+            self.report.kept, self.report.no_plan = "eager", "results would lie otherwise in memory"
+            log.info("the model runs as it is: results would lie otherwise in memory")
+
+    def _plan(
+        self, found: Optimized, graph: NativeGraph, model: nn.Module, args: tuple[Any, ...], *, timed: bool
+    ) -> None:
+        self.single = self._spec.is_leaf()
+        graph.graph = lambda flat, gm=found.kept: gm(*flat)
+        # Not the model itself: while another thread traces it, its weights are fake ones.
+        original = found.original
+        graph.fallback = lambda flat: original(*flat)
+        graph.ranges = dict(self.open)
+        if timed:
+            with torch.no_grad():
+                self.report.times = graph.choose(args, lambda: model(*args))
+        times = self.report.times or {}
+        self.report.memory = graph.bytes
+        if graph.native:
+            graph.settled = True
+            self.native, self._run = graph.direct, original
+        elif times.get("graph", math.inf) <= times["eager"]:
+            self.report.kept, self._run = "graph", found.check()
+        else:
+            self.report.kept, self._run = "eager", model
+
+    def _without_plan(
+        self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Keeps the graph or eager, whichever is faster."""
+        devices = devices_of(pytree.tree_leaves((args, kwargs)))
+        random = RandomState(devices)
+        forms = {"eager": lambda: model(*args, **kwargs), "graph": lambda: gm(*args, **kwargs)}
+        with torch.no_grad():
+            times = self.report.times = in_turns(forms, 0.05, gpu=any(d.type == "cuda" for d in devices))
+        random.restore()
+        self.report.kept = "graph"
+        if times.get("graph", math.inf) > CLOSE * times["eager"]:
+            self.report.kept, self._run = "eager", model
+
+    def outdated(self) -> bool:
+        """Whether a part of the model is another one now, or has another dtype."""
+        return not self._parts.hold()
+
+    def differing(self, signature: Signature) -> dict[int, set[int]]:
+        """Dimensions in which tensors differ from those of this entry, if they differ in nothing else."""
+        if self.open or not self.positional or not self._is_alike(signature):
+            return {}
+        found: dict[int, set[int]] = {}
+        for i, (new, known) in enumerate(zip(signature.kinds, self._signature.kinds, strict=True)):
+            if min(new.shape, default=2) < 2:
+                return {}
+            dims = {d for d, size in enumerate(new.shape) if size != known.shape[d]}
+            if dims:
+                found[i] = dims
+        return found
+
+    def _is_alike(self, signature: Signature) -> bool:
+        """Whether another call has the same structure and tensors that differ in sizes and strides alone."""
+        known = self._signature
+        return (signature.spec, signature.shared) == (known.spec, known.shared) and all(
+            isinstance(a, TensorKind)
+            and isinstance(b, TensorKind)
+            and (a.type, len(a.shape), a.dtype, a.device) == (b.type, len(b.shape), b.dtype, b.device)
+            for a, b in zip(signature.kinds, known.kinds, strict=True)
+        )
+
+    def accepts(self, signature: Signature, leaves: list[Any]) -> bool:
+        """Whether these inputs are those of this entry but for sizes that are left open."""
+        if not self._is_alike(signature) or not all(t.is_contiguous() for t in leaves):
+            return False
+        for i, known in enumerate(self._signature.kinds):
+            for d, size in enumerate(leaves[i].shape):
+                least, greatest = self.open.get((i, d), (known.shape[d], known.shape[d]))
+                if not least <= size <= greatest:
+                    return False
+        return True
+
+    def structured(self, results: tuple[torch.Tensor, ...]) -> Any:
+        """Flat results in the form that the model returns."""
+        return pytree.tree_unflatten(list(results), self._spec)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results, as the model returns them."""
+        with torch.no_grad():
+            if self.native is not None and not kwargs:
+                results = self.native(args)
+                if results is not None:
+                    return results[0] if self.single else self.structured(results)
+            return self._run(*args, **kwargs)

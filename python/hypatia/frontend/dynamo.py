@@ -1,0 +1,233 @@
+"""The backend of ``torch.compile(model, backend="hypatia")``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..capture import source_names
+from ..compiler.pipeline import compile_count, optimize_graph
+from ..compiler.report import GraphReport
+from ..execute.native import NativeGraph
+from ..execute.plans import PLAN
+from ..locks import COMPILING
+from ..options import Options
+from ..timeline import AUTOGRAD, REBUILD, stage
+from ..verifier.blame import Part
+from ..verifier.first_call import Guard
+from ..verifier.reference import changed_inputs
+
+__all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 64
+_reports: list[GraphReport] = []
+_collectors: list[list[GraphReport]] = []
+_lock = threading.Lock()
+
+
+def hypatia(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    reports: list[GraphReport] | None = None,
+    passes: list[Pass] | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later.
+
+    ``mode`` and ``name`` are those of ``torch.compile``; modes are all served alike, the name is for logs.
+    ``passes`` gets the graphs themselves, for a caller who runs them without AOTAutograd.
+    """
+    parsed = Options.parse(options, mode)
+    if name:
+        log.info("compiling %s", name)
+    _compile = functools.partial(
+        _compile_part, collected=reports, passes=passes, inputs=source_names.inputs_of(gm)
+    )
+    compiler = aot_autograd(
+        fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
+        bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
+        inference_compiler=functools.partial(_compile, options=parsed, kind="inference"),
+        partition_fn=_partition,
+        keep_inference_input_mutations=True,
+    )
+    # Common subexpressions are found in the e-graph; torch's own search for them would import
+    # all of Inductor, which takes seconds.
+    settings = {"cse": False}
+    if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
+        settings["force_non_lazy_backward_lowering"] = True
+    with COMPILING, torch._functorch.config.patch(settings), stage(AUTOGRAD):
+        return compiler(gm, example_inputs)
+
+
+def reports() -> list[GraphReport]:
+    """Reports of the graphs compiled last, oldest first."""
+    return list(_reports)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[GraphReport]]:
+    """Collects the reports of all graphs that are compiled inside."""
+    collected: list[GraphReport] = []
+    with _lock:
+        _collectors.append(collected)
+    try:
+        yield collected
+    finally:
+        with _lock:
+            _collectors[:] = [c for c in _collectors if c is not collected]
+
+
+def reset() -> None:
+    """Forgets the reports."""
+    _reports.clear()
+
+
+hypatia.reset = reset  # type: ignore[attr-defined]
+
+
+def _compile_part(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options,
+    kind: str,
+    collected: list[GraphReport] | None,
+    passes: list[Pass] | None,
+    inputs: list[str],
+) -> Any:
+    weights = _frozen(gm, options, kind)
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    plain = _plain(gm, kind, metadata)
+    with COMPILING:
+        optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
+    guard: Guard | None = None
+    forward = _runnable(optimized)
+    if report is not None and options.checksum_mode != "off":
+
+        def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
+            return optimize_graph(gm, options, kind, weights, without=without, plain=plain)
+
+        guard = Guard(gm, optimized, report, options.checksum_mode, recompile, _runnable)
+
+    def latest() -> Callable[[list[Any]], Any]:
+        return forward if guard is None else guard.forward
+
+    if report is not None:
+        report.inputs = inputs
+        _remember(report)
+        if collected is not None:
+            collected.append(report)
+    if passes is not None:
+        passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled))
+    return _boxed(lambda args: latest()(args), optimized)
+
+
+def _plain(gm: fx.GraphModule, kind: str, metadata: Any) -> int | None:
+    """How many results of a training step's graph are not kept for the backward pass; none in inference."""
+    if kind == "inference":
+        return None
+    if kind == "backward":
+        return 0
+    (output,) = gm.graph.find_nodes(op="output")
+    counted = getattr(metadata, "num_forward_returns", None)
+    return len(output.args[0]) if counted is None else counted
+
+
+@dataclasses.dataclass
+class Pass:
+    """One graph of a model: of inference, or the forward or backward graph of a training step."""
+
+    kind: str
+    graph: fx.Graph
+    """As it was captured."""
+    metadata: Any
+    """What AOTAutograd knows of inputs and results."""
+    latest: Callable[[], Callable[[list[Any]], Any]]
+    """What runs it, on a list of arguments that it empties."""
+    settled: Callable[[], bool]
+    """Whether that stays so."""
+
+
+def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """torch's min-cut partition; what is read from an input that changes is kept for the backward graph,
+    which would read it again too late."""
+    stack = changed_inputs(joint)
+    while stack:
+        for user in stack.pop().users:
+            if isinstance(user.target, torch._ops.OpOverload) and not user.target._schema.is_mutable:
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                if user.target.is_view:
+                    stack.append(user)
+    for node in joint.graph.nodes:
+        # The gradient of a maximum goes where a value equals it; computed again, it may be rounded apart.
+        if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+            for read in node.all_input_nodes:
+                _base(read).meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a value is a view of."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _remember(report: GraphReport) -> None:
+    with _lock:
+        _reports.append(report)
+        del _reports[:-_REMEMBERED]
+        for collected in _collectors:
+            collected.append(report)
+
+
+def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
+    """Names of the placeholders whose values stay the same from call to call."""
+    freeze = kind == "inference" if options.freeze is None else options.freeze
+    context = TracingContext.try_get()
+    if not freeze or kind == "backward" or context is None or context.fw_metadata is None:
+        return set()
+    static = set(context.fw_metadata.static_input_indices or ())
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    changed = {n.args[0] for n in gm.graph.nodes if _is_change(n) and n.args}
+    return {
+        n.name
+        for i, n in enumerate(placeholders)
+        if i in static and n not in changed and isinstance(n.meta.get("val"), torch.Tensor)
+    }
+
+
+def _is_change(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+@stage(REBUILD)
+def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+    gm.recompile()
+    return NativeGraph(gm, gm.forward) if PLAN in gm.meta else gm.forward
+
+
+def _boxed(run: Any, gm: fx.GraphModule) -> Any:
+    run._boxed_call = True
+    run.graph_module = gm
+    return run

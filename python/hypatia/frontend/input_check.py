@@ -1,0 +1,97 @@
+"""What an optimized graph was made for: it says so when it is called with something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture.records import value_of
+from ..capture.trace import Ranges
+from ..errors import InputError
+from ..verifier.reference import changed_inputs
+
+_MOST = 2**62
+"""A size without a bound."""
+
+
+def check_inputs(
+    names: Sequence[str], kinds: Sequence[Any], *inputs: Any, changed: Sequence[str] = ()
+) -> None:
+    """Compares the inputs of a call with those that a graph was made for.
+
+    The kind of a tensor is its dtype and sizes, of which open ones are pairs of bounds; that of anything
+    else is a value, or none if it does not matter. Tensors that are changed have no element twice.
+
+    Raises:
+        InputError: a size or a dtype is another one, or a number is.
+    """
+    traced = next((v for v in inputs if isinstance(v, fx.Proxy)), None)
+    if traced is not None:
+        # Graphs are read from a file by tracing their code.
+        traced.tracer.create_proxy(
+            "call_function", check_inputs, (tuple(names), tuple(kinds), *inputs), {"changed": tuple(changed)}
+        )
+        return
+    for name, kind, value in zip(names, kinds, inputs, strict=True):
+        if kind is not None and not _is_of(kind, value):
+            raise InputError(
+                f"this graph was made for {name} = {_text(kind)}, not {_text(_kind(value))}; "
+                "optimize the model for that too, or leave sizes open with dynamic_shapes"
+            )
+        if name in changed and any(
+            n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True)
+        ):
+            raise InputError(f"this graph changes {name}, of which elements share memory; give it a copy")
+
+
+def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[Any], ranges: Ranges) -> None:
+    """Makes a graph check its inputs."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    if not nodes or len(nodes) != len(examples):
+        return
+    kinds = [_wanted(n, e, i, ranges) for i, (n, e) in enumerate(zip(nodes, examples, strict=True))]
+    names = tuple(str(n.target) for n in nodes)
+    changed = tuple(str(n.target) for n in changed_inputs(gm) if n.op == "placeholder")
+    with gm.graph.inserting_after(nodes[-1]):
+        gm.graph.call_function(
+            check_inputs, (names, tuple(kinds), *nodes), {"changed": changed} if changed else {}
+        )
+    gm.recompile()
+
+
+def _wanted(node: fx.Node, example: Any, place: int, ranges: Ranges) -> Any:
+    if not isinstance(example, torch.Tensor):
+        # Open numbers are symbols of the graph.
+        return None if isinstance(value_of(node), torch.SymInt) else _kind(example)
+    shape = getattr(value_of(node), "shape", example.shape)
+    # A size that was asked to be open may have turned out to be fixed.
+    known = [n if isinstance(n, int) else n.node.maybe_as_int() for n in shape]
+    sizes = [ranges.get((place, d), (0, _MOST)) if n is None else n for d, n in enumerate(known)]
+    return (example.dtype, *sizes)
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, *value.shape)
+    return value if isinstance(value, (int, float, str, bool)) else None
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    if not isinstance(kind, tuple):
+        return type(kind) is type(value) and (kind == value or kind != kind)
+    if not isinstance(value, torch.Tensor) or value.dtype != kind[0] or value.dim() != len(kind) - 1:
+        return False
+    return all(
+        n == k if isinstance(k, int) else k[0] <= n <= k[1]
+        for n, k in zip(value.shape, kind[1:], strict=True)
+    )
+
+
+def _text(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return repr(kind)
+    sizes = [str(k) if isinstance(k, int) else f"{k[0]}..{'' if k[1] >= _MOST else k[1]}" for k in kind[1:]]
+    return f"{str(kind[0]).removeprefix('torch.')}[{', '.join(sizes)}]"

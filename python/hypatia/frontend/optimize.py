@@ -1,0 +1,201 @@
+"""The direct calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ..capture.model_state import Reads
+from ..capture.records import value_of
+from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
+from ..compiler.pipeline import optimize_graph
+from ..compiler.report import GraphReport
+from ..execute.native import NativeGraph
+from ..execute.plans import PLAN
+from ..options import Options
+from ..verifier.blame import Part
+from ..verifier.candidates import Forward
+from ..verifier.compare import References
+from ..verifier.first_call import Guard, effects_of
+from ..verifier.reference import changed_inputs
+from ..verifier.same_layout import lies_alike
+from .input_check import with_checked_inputs
+
+log = logging.getLogger(__name__)
+
+
+def optimize(
+    model: nn.Module,
+    *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> fx.GraphModule:
+    """An optimized graph of a model, for the shapes of the example inputs.
+
+    The result shares the model's parameters and can be trained. Weights are folded and merged
+    only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
+    Called with other sizes or dtypes, it raises `InputError`; ``dynamic_shapes``, as torch.export takes
+    them, leave sizes open. For inputs with other strides than the examples', results may have other strides
+    than the model's. The report is at ``result.meta["hypatia"]``.
+    """
+    leaves = pytree.tree_leaves((example_inputs, dict(kwargs or {})))
+    try:
+        made = optimized(model, example_inputs, kwargs, options, dynamic_shapes, native=False)
+    except NotFunctionalError as reason:
+        log.info("the graph stays as it was captured: %s", reason)
+        result = as_written(model, example_inputs, dict(kwargs or {}), dynamic_shapes)
+        with_checked_inputs(result, leaves, {})
+        return result
+    result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
+    # A plan can be neither copied nor written down, and the graph runs without it.
+    result.meta.pop(PLAN, None)
+    report: GraphReport | None = result.meta.get("hypatia")
+    if report is not None and report.kept == "plan":
+        report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
+    with_checked_inputs(result, leaves, made.ranges)
+    return result
+
+
+def _lying_alike(
+    made: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> fx.GraphModule:
+    """The graph that was found, or the captured one where its results would lie otherwise in memory."""
+    changes = bool(changed_inputs(made.original))
+    if effects_of(made.original):
+        return made.kept
+    try:
+        if lies_alike(made.kept, model, args, kwargs, changes=changes):
+            return made.kept
+    except Exception:
+        log.info("the optimized graph cannot be compared with the model", exc_info=True)
+    log.info("the graph stays as it was captured: results would lie otherwise in memory")
+    kept = as_written(model, args, kwargs, dynamic_shapes)
+    kept.meta["hypatia"] = made.report
+    if made.report is not None:
+        made.report.kept, made.report.no_plan = "eager", "results would lie otherwise in memory"
+    return kept
+
+
+@dataclasses.dataclass
+class Optimized:
+    """A compiled model, checked, and what else is known of it."""
+
+    kept: fx.GraphModule
+    """The graph that was found, or the captured one."""
+    original: fx.GraphModule
+    """The graph that was captured."""
+    report: GraphReport | None
+    """None: there was nothing to do."""
+    ranges: Ranges
+    reads: Reads
+    graph: NativeGraph | None
+    """Runs the graph by its plan, which is all that was checked then; none if there is no plan."""
+    check: Callable[[], fx.GraphModule]
+    """Checks how torch's ops run the graph; what to keep."""
+
+
+def optimized(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    *,
+    native: bool,
+) -> Optimized:
+    """The same with all that is known; with ``native`` it is to run by its plan, if it has one."""
+    parsed = Options.parse(options)
+    gm, ranges, reads = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
+    freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
+    weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
+    weights -= _changed(gm)
+    kind = "inference" if freeze else "training"
+
+    def compiled(without: frozenset[Part] = frozenset()) -> tuple[fx.GraphModule, GraphReport | None]:
+        found, report = optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
+        if not freeze and report is not None and _reached(found.graph) != _reached(gm.graph):
+            log.info("the graph stays as it was captured: some gradients would be none instead of zeros")
+            return gm, None
+        return found, report
+
+    result, report = compiled()
+    mode = parsed.checksum_mode
+    references = References()
+    plans: dict[fx.GraphModule, NativeGraph] = {}
+
+    def by_plan(form: fx.GraphModule) -> Forward:
+        if not native or PLAN not in form.meta:
+            return _interpreted(form)
+        plans[form] = NativeGraph(form, _interpreted(form))
+        return plans[form]
+
+    def checked(run: Callable[[fx.GraphModule], Forward]) -> fx.GraphModule:
+        kept = result
+        if report is not None and mode != "off":
+            guard = Guard(gm, result, report, mode, compiled, run, training=not freeze, references=references)
+            with torch.set_grad_enabled(not freeze):
+                kept = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
+        kept.graph.set_codegen(gm.graph._codegen)
+        kept.recompile()
+        kept.training = model.training
+        kept.meta["hypatia"] = report
+        return kept
+
+    kept = checked(by_plan)
+    if native and PLAN in kept.meta and kept not in plans:
+        by_plan(kept)
+    return Optimized(kept, gm, report, ranges, reads, plans.get(kept), lambda: checked(_interpreted))
+
+
+_PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
+"""Ops whose results have no gradients."""
+
+
+def _reached(graph: fx.Graph) -> list[set[str]]:
+    """By result, the inputs and attributes that it has gradients for."""
+    (output,) = graph.find_nodes(op="output")
+    return [_sources(node) for node in pytree.tree_leaves(output.args) if isinstance(node, fx.Node)]
+
+
+def _sources(result: fx.Node) -> set[str]:
+    found: set[fx.Node] = set()
+    stack = [result]
+    while stack:
+        node = stack.pop()
+        values = pytree.tree_leaves(value_of(node))
+        floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
+        if node not in found and floats and _name(node) not in _PLAIN:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return {str(n.target) for n in found if n.op in ("placeholder", "get_attr")}
+
+
+def _name(node: fx.Node) -> str:
+    return node.target._schema.name.removeprefix("aten::") if isinstance(node.target, OpOverload) else ""
+
+
+def _interpreted(gm: fx.GraphModule) -> Forward:
+    """Runs a graph on flat inputs, whatever calling convention it has."""
+
+    def forward(args: list[Any]) -> Any:
+        results = fx.Interpreter(gm).run(*args, enable_io_processing=False)
+        return pytree.tree_leaves(results)
+
+    return forward
+
+
+def _changed(gm: fx.GraphModule) -> set[str]:
+    """Attributes that the graph changes in place."""
+    return {
+        n.args[0].name
+        for n in gm.graph.nodes
+        if isinstance(n.target, OpOverload) and n.target._schema.is_mutable and n.args
+    }

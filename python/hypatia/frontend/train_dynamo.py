@@ -1,0 +1,321 @@
+"""A training step without AOTAutograd's wrappers: the compiled passes behind one autograd function.
+
+AOTAutograd makes the forward and the backward graph. What it does around them at every call, for inputs that
+change and results that are views, most models do not need; those run by the function here.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from .. import _native
+from ..capture.records import value_of
+from ..execute.native import NativeGraph, distance
+from ..execute.train_step import RecordedStep
+from .dynamo import Pass
+
+log = logging.getLogger(__name__)
+
+_TIMED = 7
+"""Steps of each form that are timed, beside one that is not."""
+
+
+Tensors = Sequence[Any]
+Forward = Callable[[list[Any]], tuple[Tensors, Tensors, Any]]
+Backward = Callable[[Tensors, Any, list[Any]], Tensors]
+
+
+class Passes(NamedTuple):
+    """What runs the forward and the backward pass."""
+
+    forward: Forward
+    """Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
+    backward: Backward
+    """Takes what was kept, and tangents; returns gradients."""
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> Any:
+        passes = step.passes
+        results, saved, ctx.besides = passes.forward(list(primals))
+        ctx.run = passes.backward
+        ctx.step = step
+        # Inputs are kept for those who ask for gradients of gradients.
+        ctx.save_for_backward(*primals[len(step.parameters) :], *saved)
+        if step.plain:
+            ctx.mark_non_differentiable(*[results[i] for i in step.plain])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return _backward(ctx, *tangents)
+        again = ctx.step.again
+        return _backward_once(ctx, *tangents) if again is None else _differentiable(ctx, again, tangents)
+
+
+def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    step = ctx.step
+    given = [laid_out(tangents[i], strides) for i, strides in zip(step.wanted, step.strides, strict=True)]
+    return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides: the graph that takes it was traced with them, and may view it."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _differentiable(
+    ctx: Any, again: Callable[[Sequence[Any]], list[torch.Tensor]], tangents: tuple[torch.Tensor, ...]
+) -> Any:
+    """Gradients that have gradients: by torch's own ops."""
+    inputs = ctx.saved_tensors[: ctx.step.inputs]
+    primals = [*ctx.step.parameters, *inputs]
+    results = again(inputs)
+    wanted = [t for t in primals if t.requires_grad]
+    outputs = [(results[i], tangents[i]) for i in ctx.step.wanted]
+    found = iter(
+        torch.autograd.grad(
+            [r for r, _ in outputs], wanted, [t for _, t in outputs], create_graph=True, allow_unused=True
+        )
+    )
+    return (None, *[next(found) if t.requires_grad else None for t in primals])
+
+
+_backward_once = torch.autograd.function.once_differentiable(_backward)
+"""Gradients of gradients are an error that says so: the model draws random numbers, and would draw others."""
+
+_apply = super(torch.autograd.Function, _Function).apply
+"""Without what PyTorch does for its function transforms, which are not active here."""
+
+
+class Step:
+    """A model's training step: called with its inputs, it returns results that know their gradients."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], forward: Pass, backward: Pass, results: Sequence[Any]
+    ) -> None:
+        self.parameters = parameters
+        self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
+        self.again: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
+        """The model by torch's own ops, for gradients of gradients."""
+        self.random = any(_is_random(n) for n in forward.graph.nodes)
+        self._graphs = (forward, backward)
+        self.count = len(results)
+        self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
+        self.plain = [i for i, r in enumerate(results) if not r.requires_grad]
+        taken = backward.graph.find_nodes(op="placeholder")
+        self.strides = [value_of(n).stride() for n in taken[len(taken) - len(self.wanted) :]]
+        self.passes = self._as_they_are(
+            lambda args: forward.latest()(args), lambda args: backward.latest()(args)
+        )
+        self.settled = False
+        self.in_caller = False
+        """Backward passes run in the thread that asks for them."""
+        self.times: dict[str, float] = {}
+        """Seconds of a step in each form, once they were compared."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results of the model."""
+        if self.in_caller:
+            # Autograd asks for it when a backward pass begins. What it is told at the end of one, it forgets.
+            torch._C._set_multithreading_enabled(False)
+        return _apply(self, *self.parameters, *inputs)
+
+    def _as_they_are(
+        self, forward: Callable[[list[Any]], Any], backward: Callable[[list[Any]], Any]
+    ) -> Passes:
+        count = self.count
+
+        def first(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+            returned = forward(args)
+            return returned[:count], returned[count:], None
+
+        return Passes(first, lambda saved, _, tangents: backward([*saved, *tangents]))
+
+    @property
+    def ready(self) -> bool:
+        """Whether both passes are verified, so that forms of them can be compared."""
+        return all(p.settled() for p in self._graphs)
+
+    def settle(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Keeps the fastest form of the passes that computes the same."""
+        forward, backward = (p.latest() for p in self._graphs)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return
+        self.settled = True
+        self.passes = self._as_they_are(forward, backward)
+        if not any(t.is_cuda for t in inputs):
+            return
+        primals = [t.detach() for t in (*self.parameters, *inputs)]
+        forms = {"plain": self.passes}
+        native = [isinstance(f, NativeGraph) and f.native for f in (forward, backward)]
+        with torch.no_grad():
+            results = self.passes.forward(list(primals))[0]
+            tangents = [torch.ones_like(results[i]) for i in self.wanted]
+            if all(native):
+                self._add(forms, "masked", lambda: masked(forward, backward, self.count))
+            if not all(native) or forward.calls or backward.calls:
+                self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
+            if any(native) and "recorded" in forms:
+                # Torch's ops, where its kernels are the faster ones.
+                torchs = self._as_they_are(*[_by_torch(f) for f in (forward, backward)])
+                self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
+            self.times = _compare(forms, primals, tangents)
+        self.passes = forms[min(self.times, key=self.times.__getitem__)]
+
+    def _recorded(self, passes: Passes, primals: list[Any], tangents: list[Any]) -> Passes:
+        step = RecordedStep(*passes, primals, len(self.parameters), tangents)
+        return Passes(step.forward, step.backward)
+
+    def _add(self, forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
+        try:
+            made = make()
+        except (_native.HypatiaError, RuntimeError) as e:
+            log.info("no %s training step: %s", name, e)
+            return
+        if made is not None:
+            forms[name] = made
+
+
+def _by_torch(forward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    return forward.graph if isinstance(forward, NativeGraph) else forward
+
+
+def _compare(
+    forms: dict[str, Passes], primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+) -> dict[str, float]:
+    """Seconds of a step in each form whose results and gradients are those of the first."""
+
+    def step(passes: Passes) -> list[Any]:
+        results, saved, besides = passes.forward(list(primals))
+        return [*results, *passes.backward(saved, besides, list(tangents))]
+
+    expected: list[Any] | None = None
+    right: dict[str, Passes] = {}
+    for name, passes in forms.items():
+        got = step(passes)
+        expected = got if expected is None else expected
+        pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
+        if all(distance(a, b) <= 1 for a, b in pairs):
+            right[name] = passes
+        else:
+            # Where an input of a ReLU is nearly zero, another order of sums decides otherwise.
+            log.info("a %s training step has other gradients than the plain one; it is not used", name)
+    if len(right) == 1:
+        return dict.fromkeys(right, 0.0)
+    taken: dict[str, list[float]] = {name: [] for name in right}
+    for _ in range(1 + _TIMED):
+        for name, passes in right.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(3):
+                step(passes)
+            torch.cuda.synchronize()
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) / 3 for name, times in taken.items()}
+
+
+def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | None:
+    """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks."""
+    keeps = {place - count: output for place, output in forward.keeps.items()}
+    pairs = [(keeps[place], taken) for place, taken in backward.masks.items() if place in keeps]
+    if not pairs:
+        return None
+    kept, taken = zip(*pairs, strict=True)
+    first = forward.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
+    second = backward.bound_to(backward.planner.with_masks(masked=taken))
+
+    def run(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+        outputs = None
+        if not torch._C._len_torch_dispatch_stack():
+            outputs = first(forward.lead(), *[args[i] for i in forward.inputs])
+        if outputs is None:
+            returned = forward(args)
+            return returned[:count], returned[count:], 0
+        returned = forward.finished(outputs)
+        return returned[:count], returned[count:], len(pairs)
+
+    def back(saved: Tensors, bits: int, tangents: list[Any]) -> Tensors:
+        args = [*saved[: len(saved) - bits], *tangents]
+        outputs = None
+        if bits and not torch._C._len_torch_dispatch_stack():
+            given = [args[i] for i in backward.inputs]
+            outputs = second(backward.lead(), *given, *saved[len(saved) - bits :])
+        return backward(args) if outputs is None else backward.finished(outputs)
+
+    return Passes(run, back)
+
+
+def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -> Step | None:
+    """The step that these passes make, if nothing has to be done around them."""
+    kinds = [p.kind for p in passes]
+    if sorted(kinds) != ["backward", "forward"] or not all(isinstance(t, torch.Tensor) for t in inputs):
+        return None
+    forward, backward = (passes[kinds.index(k)] for k in ("forward", "backward"))
+    about = forward.metadata
+    parameters = _lifted(gm)
+    given = forward.graph.find_nodes(op="placeholder")
+    if about is None or not _is_plain(about) or len(given) != len(parameters) + len(inputs):
+        return None
+    if len({id(t) for t in (*parameters, *inputs)}) != len(given):
+        return None
+    for node, tensor in zip(given, (*parameters, *inputs), strict=True):
+        value = value_of(node)
+        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+            return None
+    (output,) = forward.graph.find_nodes(op="output")
+    returned = list(output.args[0])
+    results, kept = about.output_info, returned[about.num_outputs :]
+    if not all(isinstance(value_of(n), torch.Tensor) for n in returned if isinstance(n, fx.Node)):
+        return None
+    if not all(isinstance(n, fx.Node) for n in returned) or len(set(returned[: about.num_outputs])) < len(
+        results
+    ):
+        return None
+    wanted = sum(r.requires_grad for r in results)
+    taken = [n.name for n in backward.graph.find_nodes(op="placeholder")]
+    if taken[: len(kept)] != [n.name for n in kept] or len(taken) != len(kept) + wanted:
+        return None
+    (gradients,) = backward.graph.find_nodes(op="output")
+    if len(gradients.args[0]) != len(given):
+        return None
+    return Step(parameters, forward, backward, results)
+
+
+def _is_plain(about: Any) -> bool:
+    """Whether no input changes, no result is a view, and nothing but tensors is kept."""
+    none = (
+        "num_mutated_inp_runtime_indices",
+        "num_mutated_graph_handled_indices",
+        "num_outputs_aliased",
+        "num_intermediate_bases",
+        "num_symints_saved_for_bw",
+        "num_outputs_rng_offset",
+    )
+    if any(getattr(about, name, None) != 0 for name in none):
+        return False
+    gone = ("num_backward_tokens", "num_graphsafe_rng_states", "num_opaque_objects_saved_for_bw")
+    return not any(getattr(about, name, 0) for name in gone) and not about.tokens
+
+
+def _is_random(node: fx.Node) -> bool:
+    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _lifted(gm: fx.GraphModule) -> list[torch.Tensor]:
+    """Parameters and buffers in the order in which AOTAutograd lifts them."""
+    named = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
+    return [t for _, t in named]

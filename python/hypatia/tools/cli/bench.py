@@ -1,0 +1,206 @@
+"""``hypatia bench``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .output import check_targets, console, safe, table, write_json, write_text
+from .subject import Own, check_device, load
+
+if TYPE_CHECKING:
+    from hypatia.tools.bench import Cell
+    from hypatia.tools.workloads import Workload
+
+BACKENDS = (
+    *("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "inductor-freezing"),
+    *("hypatia", "hypatia-direct"),
+)
+DTYPES = ("fp32", "bf16", "fp16")
+QUICK_FLOPS = 1e9
+"""Without names, workloads up to this size are measured on a CPU."""
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD|MODULE:FACTORY]...")
+@click.option("--backend", "backends", type=click.Choice(BACKENDS), multiple=True, help="May be repeated.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Without it fp32, and models of your own as they are."
+)
+@click.option("--training", is_flag=True, help="Measure forward and backward.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=7, show_default=True, help="Rounds of all backends."
+)
+@click.option("--threads", type=click.IntRange(1), help="Threads of torch on the CPU.")
+@click.option("--device", help="cpu or cuda; the GPU if there is one.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the results as JSON.")
+@click.option("--html", metavar="FILE", help="Write the results as one self-contained page.")
+@click.option("--list", "only_list", is_flag=True, help="List the workloads and end.")
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    workloads: tuple[str, ...],
+    backends: tuple[str, ...],
+    dtype: str | None,
+    training: bool,
+    repeats: int,
+    threads: int | None,
+    device: str | None,
+    json_file: str | None,
+    html: str | None,
+    only_list: bool,
+) -> None:
+    """Measure workloads on backends: time, ratio over eager, compile time, error to float64.
+
+    A model of your own is given as for `hypatia explain`: a function without arguments that returns
+    (model, inputs) or (model, inputs, kwargs). Without names, all workloads are measured on a GPU, and the
+    quick ones on a CPU. The exit code is 1 when Hypatia fails on a workload or its result is worse than
+    eager's. eager-graph is eager under a CUDA graph, aot-eager a call through torch.compile that changes
+    nothing, hypatia-direct hypatia.compile.
+
+    \b
+    Examples:
+      hypatia bench
+      hypatia bench tiny_b64 bert-base --backend eager --backend hypatia --backend inductor
+      hypatia bench models.py:build --backend eager --backend hypatia
+      hypatia bench medium4 --training --dtype bf16 --html bench.html
+      hypatia bench --list
+    """
+    from hypatia.tools import workloads as known
+
+    check_targets(json_file, html)
+    out = console(err=json_file == "-")
+    if only_list:
+        _list(out, list(known.WORKLOADS.values()))
+        return
+    import torch
+
+    from hypatia.devices import machine
+    from hypatia.tools import bench
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = _chosen(workloads, device)
+    asked, notes = _backends(backends, device, training)
+    notes += [warning] if (warning := machine.busy()) else []
+    cells = _measured(chosen, asked, dtype and bench.DTYPES[dtype], device, training, repeats)
+    settings = {
+        "dtype": dtype or _dtypes(chosen),
+        "device": device,
+        "training": training,
+        "repeats": repeats,
+        "notes": notes,
+    }
+    _show(out, cells, settings)
+    results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
+    if json_file:
+        write_json(json_file, results)
+    if html:
+        from .bench_page import page
+
+        write_text(html, page(results))
+    ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
+
+
+def _list(out: Any, known: list[Workload]) -> None:
+    rows = table("workload", ">GFLOP", "what it is")
+    for w in known:
+        rows.add_row(w.name, f"{w.flops / 1e9:.2f}", w.note)
+    out.print(rows)
+
+
+def _dtypes(chosen: list[Workload | Own]) -> str:
+    """What was measured where no dtype was asked for."""
+    kinds = dict.fromkeys("as they are" if isinstance(w, Own) else "fp32" for w in chosen)
+    return ", ".join(kinds)
+
+
+def _chosen(names: tuple[str, ...], device: str) -> list[Workload | Own]:
+    from hypatia.tools import workloads as known
+
+    if not names:
+        return [w for w in known.WORKLOADS.values() if device != "cpu" or w.flops < QUICK_FLOPS]
+    try:
+        return [Own(name, load(name, device)) if ":" in name else known.find(name) for name in names]
+    except LookupError as e:
+        raise click.ClickException(f"{e.args[0]} (hypatia bench --list)") from e
+
+
+def _backends(given: tuple[str, ...], device: str, training: bool) -> tuple[list[str], list[str]]:
+    """The backends to measure, and a line for each that is left out."""
+    graphs = device != "cpu" and not training
+    names = list(dict.fromkeys(given)) or [
+        "eager",
+        *(["eager-graph"] if graphs else []),
+        "inductor",
+        "hypatia",
+    ]
+    notes = []
+    if device == "cpu":
+        notes.append("no GPU is used, so eager-graph (eager under a CUDA graph) is left out")
+        names = [n for n in names if n != "eager-graph"]
+    elif training and "eager-graph" in names:
+        notes.append("eager-graph is measured in inference only and left out")
+        names.remove("eager-graph")
+    if not names:
+        raise click.ClickException(notes[0])
+    return names, notes
+
+
+def _measured(
+    chosen: list[Workload | Own], backends: list[str], dtype: Any, device: str, training: bool, repeats: int
+) -> list[Cell]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from hypatia.tools import bench
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    cells: list[Cell] = []
+    with Progress(*columns, console=console(err=True), transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for workload in chosen:
+            cells += bench.bench(
+                workload,
+                backends,
+                dtype=dtype or (None if isinstance(workload, Own) else bench.DTYPES["fp32"]),
+                device=device,
+                training=training,
+                repeats=repeats,
+                progress=lambda text: progress.update(task, description=text),
+            )
+            progress.advance(task)
+    return cells
+
+
+def _show(out: Any, cells: list[Cell], settings: dict[str, Any]) -> None:
+    what = "training step" if settings["training"] else "inference"
+    out.print(f"{what}, {settings['dtype']} on {settings['device']}; medians of {settings['repeats']} rounds")
+    for note in settings["notes"]:
+        out.print(note, style="dim")
+    rows = table("workload", "backend", ">us per call", ">over eager", ">compile s", ">error", "")
+    last = None
+    for c in cells:
+        if last not in (None, c.workload):
+            rows.add_section()
+        name = c.workload if c.workload != last else ""
+        last = c.workload
+        rows.add_row(name, c.backend, *_numbers(c), _verdict(c))
+    out.print(rows)
+
+
+def _numbers(c: Cell) -> tuple[str, ...]:
+    return (
+        f"{c.microseconds:,.1f}" if c.microseconds is not None else "-",
+        f"{c.ratio:.2f}x" if c.ratio is not None else "-",
+        f"{c.compile_seconds:.1f}" if c.compile_seconds is not None else "-",
+        f"{c.error:.1e}" if c.error is not None else "-",
+    )
+
+
+def _verdict(c: Cell) -> str:
+    if c.reason:
+        return safe(c.reason)[0]
+    return c.noise if c.correct else "[red]WRONG: further from float64 than eager allows[/]"

@@ -1,0 +1,315 @@
+"""Whether a compiled graph computes what the original does, on one set of inputs: results and gradients."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..capture.records import value_of
+from ..compiler.comparison import Comparison, Result
+from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
+from .memory import wide_bytes
+from .reference import RandomState, Script, Stream
+
+SHORT_SHIFTS = 2.0
+"""How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
+
+SHORT_FLIPS = 2.0
+"""Roundings of 16 bits that may decide about a whole number, such as the place of a maximum."""
+
+NUDGES = 4
+"""How many times inputs and results of ops are nudged."""
+
+MOST_SHIFT = 64.0
+"""Roundings of the largest value, or of one, that a gradient may move by when results of ops are nudged."""
+
+_CHOICE_NAMES = """
+    argmax argmin argsort max min median mode kthvalue sort topk cummax cummin eq ne lt le gt ge
+    round floor ceil trunc sign fmod remainder
+"""
+
+_CHOICES = frozenset(_CHOICE_NAMES.split())
+"""Ops of which a rounding can make another result altogether."""
+
+_HELD = 1 / 16
+"""Share of the memory allowed in which eager's results may wait for float64's."""
+
+_KEPT = 1 << 28
+"""Bytes of results that are kept for the next comparison."""
+
+
+class References:
+    """Results of the original on one set of inputs: what one form was compared with serves the next."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bool, dict[fx.Node, Any]] = {}
+        self._narrowed: set[str] = set()
+
+    def stream(
+        self, script: Script, inputs: dict[fx.Node, Any], random: RandomState, *, wide: bool = False
+    ) -> Iterator[tuple[fx.Node, Any]]:
+        """Results by node, in the order in which a run gives them."""
+        wanted = {*script.results, *script.changed_wanted}
+        kept = self._kept.get(wide, {})
+        if wanted <= kept.keys():
+            script.narrowed |= self._narrowed if wide else set()
+            yield from ((n, v) for n, v in kept.items() if n in wanted)
+            return
+        kept = {}
+        size = 0
+        for node, value in Stream(script, inputs, random, wide=wide):
+            size += value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+            if size <= _KEPT:
+                kept[node] = value
+            yield node, value
+        self._kept[wide] = kept if size <= _KEPT else {}
+        self._narrowed |= script.narrowed
+
+
+class Comparer:
+    """Compares runs of compiled forms of one graph, on one set of inputs, with the original."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: dict[fx.Node, Any],
+        random: RandomState,
+        memory: Callable[[], float],
+        references: References | None = None,
+    ) -> None:
+        self.gm = gm
+        self.references = references or References()
+        self.inputs = inputs
+        self.random = random
+        self._memory = memory
+        self.whole = Script(gm)
+        self.coarse = narrower(gm.graph, torch.float32)
+        """Results that depend on values of 16 bits: eager's digits beyond those are chance."""
+        flags = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        self.tf32 = flags and any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs.values())
+        self.narrow = narrower(gm.graph, torch.float64)
+
+    @functools.cached_property
+    def memory(self) -> float:
+        """Bytes that comparing may take."""
+        return self._memory()
+
+    def compare(self, values: dict[fx.Node, Any]) -> Comparison:
+        """Compares results, given by the nodes of the original that they stand for."""
+        comparison = Comparison()
+        differing: dict[fx.Node, Any] = {}
+        held = 0
+        for node, eager in self.references.stream(self.whole, self.inputs, self.random):
+            if isinstance(eager, torch.Tensor) and not same_kind(eager, values[node]):
+                comparison.results.append(wrong_kind(node.name, eager, values[node]))
+            elif same(eager, values[node]):
+                comparison.equal += 1
+            else:
+                differing[node] = eager
+                held += eager.nbytes if isinstance(eager, torch.Tensor) else 0
+                if held > _HELD * self.memory:
+                    differing = dict.fromkeys(differing)
+        self._drop_undefined(differing, values, comparison)
+        if differing:
+            self._measure(values, differing, comparison, held=held <= _HELD * self.memory)
+        return comparison
+
+    def _drop_undefined(
+        self, differing: dict[fx.Node, Any], values: dict[fx.Node, Any], comparison: Comparison
+    ) -> None:
+        """Leaves out whole numbers that eager itself returns differently each time: attention kernels
+        return memory that they never wrote. Found early, they cost no run in float64."""
+        whole = {n for n in differing if not is_float(values[n])}
+        if not whole:
+            return
+        script = Script(self.gm, whole)
+        runs = (Stream(script, self.inputs, self.random) for _ in range(2))
+        for (node, once), (_, again) in zip(*runs, strict=True):
+            if not same(once, again):
+                del differing[node]
+                comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
+
+    def _measure(
+        self, values: dict[fx.Node, Any], differing: dict[fx.Node, Any], comparison: Comparison, *, held: bool
+    ) -> None:
+        script = Script(self.gm, set(differing))
+        # Eager's results were kept if there was room; else they are computed again, one at a time.
+        eager = differing.items() if held else Stream(script, self.inputs, self.random)
+        needs = wide_bytes(script)
+        if needs > self.memory:
+            comparison.notes.append(
+                f"compared with eager alone: float64 would take {needs / 2**30:.1f} GiB "
+                f"of the {self.memory / 2**30:.1f} GiB allowed"
+            )
+            for node, theirs in eager:
+                comparison.results.append(
+                    judge(node.name, values[node], theirs, None, coarse=node in self.coarse)
+                )
+            return
+        wide = self.references.stream(script, self.inputs, self.random, wide=True)
+        doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
+        for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
+            result = judge(
+                node.name,
+                values[node],
+                theirs,
+                exact,
+                coarse=node in self.coarse,
+                narrow=node in self.narrow,
+                tf32=self.tf32,
+            )
+            comparison.results.append(result)
+            if not result.ok:
+                doubtful[node] = (result, theirs, exact)
+        if script.narrowed:
+            comparison.notes.append("not in float64: " + ", ".join(sorted(script.narrowed)))
+        if doubtful:
+            self._second_look(values, doubtful, comparison)
+
+    def _second_look(
+        self,
+        values: dict[fx.Node, Any],
+        doubtful: dict[fx.Node, tuple[Result, Any, Any]],
+        comparison: Comparison,
+    ) -> None:
+        """A result whose float64 value moves as much when inputs and results of ops are moved by half a
+        rounding is not wrong, and eager that disagrees with itself says nothing."""
+        script = Script(self.gm, set(doubtful))
+        for node, again in Stream(script, self.inputs, self.random):
+            result, once, _ = doubtful[node]
+            if not same(once, again):
+                result.ok = True
+                comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
+        wrong = {n: (r, e) for n, (r, _, e) in doubtful.items() if not r.ok and r.error < float("inf")}
+        if not wrong:
+            return
+        before = {n: r.allowed for n, (r, _) in wrong.items()}
+        for seed in range(NUDGES):
+            # One run may move a single number hardly at all.
+            wrong = {n: found for n, found in wrong.items() if not found[0].ok}
+            script = Script(self.gm, set(wrong))
+            stream = Stream(script, self.inputs, self.random, wide=True, nudge=True, seed=seed)
+            for node, moved in stream if wrong else ():
+                self._nudged(node, values[node], *wrong[node], moved, before[node])
+        # Which of two numbers of 16 bits is larger, several roundings decide, and all that depends on it.
+        chosen = self._chosen
+        coarse = {n: f for n, f in wrong.items() if not f[0].ok and n in self.coarse and n in chosen}
+        for seed in range(NUDGES) if coarse else ():
+            script = Script(self.gm, set(coarse))
+            stream = Stream(
+                script, self.inputs, self.random, wide=True, nudge=True, roundings=SHORT_FLIPS, seed=seed
+            )
+            for node, moved in stream:
+                self._nudged(node, values[node], *coarse[node], moved, before[node])
+
+    def _nudged(
+        self, node: fx.Node, mine: torch.Tensor, result: Result, exact: Any, moved: Any, before: float
+    ) -> None:
+        if not isinstance(moved, torch.Tensor):
+            return
+        if not is_float(moved):
+            result.allowed = max(result.allowed, before + float((moved != exact).sum()))
+            result.ok = result.error <= result.allowed
+            return
+        shift = max((d[0] for d in distances(moved, exact, exact)), default=0.0)
+        result.allowed = max(result.allowed, before + (SHORT_SHIFTS if is_short(mine) else ULPS) * shift)
+        limit = limit_of(mine, result.scale)
+        coarse = node in self.coarse or (self.tf32 and result.eager_error > limit)
+        result.ok = result.error <= result.allowed and (coarse or result.to_eager <= limit)
+
+    @functools.cached_property
+    def _chosen(self) -> set[fx.Node]:
+        """Values that depend on which of two numbers is larger."""
+        found: set[fx.Node] = set()
+        for node in self.gm.graph.nodes:
+            name = node.target._schema.name if isinstance(node.target, OpOverload) else ""
+            if name.removeprefix("aten::") in _CHOICES or not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return found
+
+    @functools.cached_property
+    def leaves(self) -> dict[fx.Node, torch.Tensor]:
+        """Inputs and parameters that have gradients."""
+        values = ((n, v) for n, v in self.inputs.items() if isinstance(v, torch.Tensor))
+        return {n: v for n, v in values if v.is_leaf and v.requires_grad}
+
+    def compare_gradients(self, mine: list[torch.Tensor | None], comparison: Comparison) -> None:
+        """Compares gradients of the leaves, as `gradients` gives them."""
+        leaves = self.leaves
+        with torch.enable_grad():
+            theirs, exact = (
+                gradients(dict(Stream(self.whole, self.inputs, self.random, wide=wide)), leaves.values())
+                for wide in (False, True)
+            )
+        for place, (node, ours, eager, truth) in enumerate(zip(leaves, mine, theirs, exact, strict=True)):
+            name = f"gradient of {node.name}"
+            if (ours is None) != (eager is None):
+                comparison.results.append(wrong_kind(name, eager, ours))
+            elif ours is None or same(eager, ours):
+                comparison.equal += 1
+            else:
+                result = judge(name, ours, eager, truth, narrow=bool(self.narrow), tf32=self.tf32)
+                comparison.results.append(result)
+                if not result.ok and result.error < float("inf"):
+                    self._second_look_at(result, ours, truth, place)
+
+    def _second_look_at(self, result: Result, mine: torch.Tensor, exact: torch.Tensor, place: int) -> None:
+        """The same for a gradient."""
+        moved = self._moved_gradients[place]
+        if moved is None:
+            return
+        shift = max((d[0] for d in distances(moved, exact, exact)), default=0.0)
+        # More than that is a gradient that jumps.
+        coarsest = max((eps_of(v) for v in self._floats), default=0.0)
+        most = MOST_SHIFT * coarsest * max(1.0, result.scale)
+        result.allowed += (SHORT_SHIFTS if is_short(mine) or self.coarse else ULPS) * min(shift, most)
+        limit = limit_of(mine, result.scale)
+        coarse = self.coarse or (self.tf32 and result.eager_error > limit)
+        result.ok = bool(result.error <= result.allowed and (coarse or result.to_eager <= limit))
+
+    @functools.cached_property
+    def _floats(self) -> list[torch.Tensor]:
+        return [v for n in self.gm.graph.nodes if is_float(v := value_of(n))]
+
+    @functools.cached_property
+    def _moved_gradients(self) -> list[torch.Tensor | None]:
+        with torch.enable_grad():
+            # Inputs stay: at a tie, where a gradient jumps, it must be eager's.
+            stream = Stream(self.whole, self.inputs, self.random, wide=True, nudge=True, nudge_inputs=False)
+            return gradients(dict(stream), self.leaves.values())
+
+
+def gradients(results: Mapping[fx.Node, Any], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
+    total: Any = 0.0
+    for node, result in sorted(results.items(), key=lambda item: item[0].name):
+        dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+            weights = torch.randint(1, 17, result.shape, generator=dice).to(result) / 16
+            total = total + (result * weights).sum().double()
+    wanted = list(leaves)
+    if not isinstance(total, torch.Tensor) or not wanted:
+        return [None] * len(wanted)
+    return list(torch.autograd.grad(total, wanted, allow_unused=True))
+
+
+def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:
+    """Nodes that have fewer digits than a dtype, or depend on one that has."""
+    limit = torch.finfo(than).eps
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = value_of(node)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(is_float(v) and eps_of(v) > limit for v in values) or not found.isdisjoint(
+            node.all_input_nodes
+        ):
+            found.add(node)
+            if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+                found.update(node.all_input_nodes[:1])
+    return found

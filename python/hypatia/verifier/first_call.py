@@ -1,0 +1,281 @@
+"""The first call of a compiled graph: it is checked, and what is wrong is rolled back.
+
+Only the kernel or rule that is to blame is taken out, and the whole graph if there is none. Later calls
+cost nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+
+from ..compiler import pipeline
+from ..compiler.report import Check, GraphReport, Removed
+from ..errors import PrecisionWarning, VerificationWarning
+from ..execute.native import NativeGraph
+from ..execute.plans import PLAN
+from ..locks import COMPILING
+from ..timeline import COMPARISON, FORMS, stage
+from .blame import Part, broken_steps, smallest
+from .candidates import Attempt, Form, Forward, Trial, quietly
+from .compare import References
+
+log = logging.getLogger(__name__)
+
+TRIALS = 40
+"""Compilations that the search for a culprit may take."""
+
+ROUNDS = 4
+"""Proofs that are searched for a wrong rule, one after the other."""
+
+_OUTSIDE = ("_c10d_functional", "c10d", "_dtensor", "fsdp", "symm_mem")
+"""Namespaces of ops that talk to other processes: ranks would wait for each other forever."""
+
+Recompile = Callable[[frozenset[Part]], tuple[fx.GraphModule, GraphReport | None]]
+
+
+class Guard:
+    """Runs a compiled graph; the first call decides which form of it is kept."""
+
+    def __init__(
+        self,
+        original: fx.GraphModule,
+        compiled: fx.GraphModule,
+        report: GraphReport,
+        mode: str,
+        recompile: Recompile,
+        runnable: Callable[[fx.GraphModule], Forward],
+        *,
+        training: bool = False,
+        references: References | None = None,
+    ) -> None:
+        self.references = references
+        self.original = original
+        self.report = report
+        self.mode = mode
+        self.recompile = recompile
+        self.runnable = runnable
+        self.training = training
+        self.compiled = self._form(compiled)
+        self._current = self.compiled.forward
+        """What runs where nothing can be checked."""
+        self.kept = compiled
+        self.forward: Forward = self.first_call
+        self.settled = False
+        effects = effects_of(original)
+        if effects:
+            note = f"cannot be run more than once: it calls {', '.join(effects)}"
+            self.settle(self.compiled, Check(mode, "not checked", 0, [], [], [note], 0.0))
+
+    def first_call(self, args: list[Any]) -> Any:
+        """Runs the graph and checks what it returns; other threads wait for the verdict."""
+        if _checkable(args):
+            with COMPILING:
+                if not self.settled:
+                    inputs = list(args)
+                    args.clear()
+                    return self._first_call(inputs)
+        return self._current(args)
+
+    def examine(self, inputs: list[Any]) -> fx.GraphModule:
+        """Checks the graph on inputs without calling it for good; the form that is kept."""
+        with COMPILING:
+            if not self.settled and _checkable(inputs):
+                self._first_call(list(inputs), call=False)
+        return self.kept
+
+    def settle(self, form: Form, check: Check) -> None:
+        """Keeps one form for all later calls."""
+        self.report.check = check
+        if PLAN not in form.gm.meta:
+            self.report.no_plan = self.report.no_plan or "the compiled graph was rolled back"
+            self.report.kept = "eager" if form.gm is self.original else "graph"
+        self.kept = form.gm
+        self.forward = self._current = form.forward
+        self.settled = True
+        # What only the check needed can go.
+        del self.original, self.recompile, self.compiled, self.references
+
+    @stage(COMPARISON)
+    def _first_call(self, inputs: list[Any], *, call: bool = True) -> Any:
+        start = time.perf_counter()
+        trial = Trial(
+            self.original,
+            inputs,
+            strict=self.mode == "strict",
+            training=self.training,
+            references=self.references,
+        )
+        try:
+            form, removed, attempt = self._decide(trial)
+        except BaseException as error:
+            trial.random.restore()
+            if pipeline.raise_errors or not isinstance(error, Exception):
+                raise
+            log.warning("%s graph could not be verified", self.report.kind, exc_info=True)
+            form = self._as_captured() if self.mode == "strict" else self.compiled
+            removed, attempt = [], Attempt(None, None, f"not verified: {error}")
+            failed = True
+        else:
+            failed = False
+        if attempt.error is not None:
+            # The user's own error: eager raises it too, and says it in its own words.
+            trial.random.restore()
+            return self.runnable(self.original)(inputs) if call else None
+        seconds = time.perf_counter() - start - trial.seconds
+        if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
+            self._choose(trial, form)
+        self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
+        if not failed and (removed or not attempt.ok):
+            self._warn(removed, trial.first)
+        if not call or trial.changed or attempt.results is None:
+            # Checked on copies of what the graph changes: now the call itself.
+            trial.random.restore()
+            return form.forward(inputs) if call else None
+        trial.after.restore()
+        return attempt.results
+
+    def _choose(self, trial: Trial, form: Form) -> None:
+        """Keeps the plan, or torch's ops if these are faster, and right too."""
+        plan = form.forward
+        with quietly(), stage(FORMS):
+            self.report.times = plan.choose(trial.inputs) or None
+        self.report.memory = plan.bytes
+        plan.settled = True
+        if not plan.native:
+            right = trial.run(Form(form.gm, plan.graph)).ok
+            self.report.kept = "graph" if right else "eager"
+            plan.fallback = plan.graph if right else plan.fallback
+
+    def _form(self, gm: fx.GraphModule) -> Form:
+        """A form of the graph; where its plan does not run, the original does, since that is right."""
+        forward = self.runnable(gm)
+        if isinstance(forward, NativeGraph):
+            forward.fallback = _when_called(functools.partial(self.runnable, self.original))
+        return Form(gm, forward)
+
+    def _as_captured(self) -> Form:
+        return Form(self.original, self.runnable(self.original))
+
+    def _decide(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
+        attempt = trial.run(self.compiled)
+        if attempt.ok or (attempt.error is not None and trial.eager_fails()):
+            return self.compiled, [], attempt
+        log.info("%s graph: %s", self.report.kind, attempt)
+        if self.mode != "strict" and attempt.error is None:
+            return self.compiled, [], attempt
+        return self._rolled_back(trial)
+
+    def _rolled_back(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
+        tried: dict[frozenset[Part], tuple[Form, GraphReport, Attempt]] = {}
+
+        def works(without: frozenset[Part]) -> bool:
+            if without not in tried:
+                if len(tried) >= TRIALS:
+                    return False
+                candidate, report = self.recompile(without)
+                if report is None:
+                    return False
+                form = self._form(candidate)
+                tried[without] = (form, report, trial.run(form))
+            return tried[without][2].ok
+
+        removed = (
+            self._halved([p for p in self.report.parts if p[0] == "kernel"], works)
+            or self._from_proof(trial, works, tried)
+            or self._halved(self.report.parts, works)
+        )
+        if removed:
+            form, _, attempt = tried[frozenset((r.kind, r.name) for r in removed)]
+            return form, removed, attempt
+        form = self._as_captured()
+        removed = [Removed("graph", self.report.kind, "no rule or kernel is to blame alone")]
+        return form, removed, trial.run(form)
+
+    def _halved(self, parts: Sequence[Part], works: Callable[[frozenset[Part]], bool]) -> list[Removed]:
+        """The smallest set of these parts without which the graph is right."""
+        if not parts or not works(frozenset(parts)):
+            return []
+        culprits = smallest(parts, works)
+        if not works(frozenset(culprits)):
+            return []
+        return [Removed(kind, name, self.report.law(kind, name)) for kind, name in culprits]
+
+    def _from_proof(
+        self,
+        trial: Trial,
+        works: Callable[[frozenset[Part]], bool],
+        tried: Mapping[frozenset[Part], tuple[Form, GraphReport, Attempt]],
+    ) -> list[Removed]:
+        """The rules of the steps that do not hold on these inputs; leaving one out may bring in another."""
+        removed: dict[Part, Removed] = {}
+        report = self.report
+        inputs = {n.name: v for n, v in trial.comparer.inputs.items()}
+        for _ in range(ROUNDS):
+            before = len(removed)
+            try:
+                with quietly():
+                    for step in broken_steps(self.original, report, inputs, trial.random):
+                        removed.setdefault(("rule", step.rule), Removed("rule", step.rule, str(step)))
+            except Exception:
+                if pipeline.raise_errors:
+                    raise
+                log.debug("the proof cannot be computed", exc_info=True)
+            if len(removed) == before:
+                return []
+            if works(frozenset(removed)):
+                return list(removed.values())
+            if frozenset(removed) not in tried:
+                return []
+            report = tried[frozenset(removed)][1]
+        return []
+
+    def _warn(self, removed: Sequence[Removed], first: Attempt) -> None:
+        names = ", ".join(f"{r.kind} '{r.name}'" + (f" ({r.message})" if r.message else "") for r in removed)
+        what = f"runs without {names}" if names else "was kept (mode 'soft')"
+        if removed and removed[0].kind == "graph":
+            what = "runs as it was captured"
+        if first.precise:
+            category = PrecisionWarning
+            fault = "is as close to float64 as eager but not to eager"
+        else:
+            category, fault = VerificationWarning, "is wrong"
+        warnings.warn(
+            category(f"hypatia: the compiled {self.report.kind} graph {fault}; it {what}: {first}"),
+            stacklevel=2,
+        )
+
+
+def _when_called(make: Callable[[], Forward]) -> Forward:
+    made = functools.cache(make)
+    return lambda args: made()(args)
+
+
+def effects_of(gm: fx.GraphModule) -> list[str]:
+    """Calls that other processes or the outside world would notice if they were made again."""
+    found: dict[str, None] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            namespace = getattr(node.target, "namespace", "")
+            if namespace in _OUTSIDE or node.target is torch.ops.higher_order.with_effects:
+                found[str(node.target)] = None
+    return list(found)
+
+
+def _checkable(args: Sequence[Any]) -> bool:
+    """Whether these are real values that can be computed with more than once."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) or t.is_meta or torch._is_functional_tensor(t) for t in tensors):
+        return False
+    if any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing():
+        return False
+    # That flag is the process's: while another thread compiles, calls of this one are checked all the same.
+    return not (torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack())

@@ -1,0 +1,343 @@
+"""The original graph, run node by node in its own precision or in float64.
+
+Results come one at a time, as soon as they are final, and values are dropped after their last use:
+comparing a graph takes the memory of its live values, not of all of its results at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ..capture.records import value_of
+from ..timeline import EAGER, WIDE, stage
+
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+_EXACT_NAMES = """
+    relu neg abs sign floor ceil round trunc amax amin max min maximum minimum clamp clamp_min clamp_max where
+    cat stack index gather embedding clone _to_copy copy_ copy fill full zeros_like ones_like full_like
+    constant_pad_nd flip roll repeat masked_fill scatter slice_scatter select_scatter sort topk index_select
+    tril triu index_put argmax argmin max_pool2d_with_indices detach lift_fresh_copy arange scalar_tensor
+"""
+_EXACT = frozenset(_EXACT_NAMES.split())
+"""Ops that round nothing: their results are among their operands, or whole numbers."""
+
+_AS_WRITTEN = {torch.ops.aten.view.dtype, torch.ops.aten.nextafter.default}
+"""Ops that mean something else in another precision."""
+
+
+class RandomState:
+    """The state of the random number generators that a graph can draw from."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = devices
+        self.save()
+
+    def save(self) -> None:
+        """Remembers the current state."""
+        self._cpu = torch.get_rng_state()
+        self._others = [torch.get_device_module(d).get_rng_state(d) for d in self.devices]
+
+    def restore(self) -> None:
+        """Goes back to the state remembered."""
+        torch.set_rng_state(self._cpu)
+        for device, state in zip(self.devices, self._others, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    def copy(self) -> RandomState:
+        """The same state, to go on from separately."""
+        twin = RandomState.__new__(RandomState)
+        twin.devices, twin._cpu, twin._others = self.devices, self._cpu, list(self._others)
+        return twin
+
+
+def devices_of(values: Sequence[Any]) -> list[torch.device]:
+    """The devices with random number generators of their own that values are on."""
+    found = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type not in ("cpu", "meta")}
+    return sorted(found, key=str)
+
+
+@dataclasses.dataclass
+class _Step:
+    node: fx.Node
+    function: Callable[..., Any]
+    drops: list[fx.Node]
+    is_result: bool
+    random: bool
+    as_written: bool
+
+
+class Script:
+    """A graph prepared for running: the steps that its wanted results need, and when values can go."""
+
+    def __init__(self, gm: fx.GraphModule, wanted: set[fx.Node] | None = None) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        results = _nodes_in(output.args)
+        self.gm = gm
+        self.results = [n for n in results if wanted is None or n in wanted]
+        self.inputs = [n for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")]
+        self.changed = changed_inputs(gm)
+        self.changed_wanted = [n for n in self.changed if wanted is None or n in wanted]
+        self.narrowed: set[str] = set()
+        self.steps = self._steps(set(self.results))
+
+    def _steps(self, results: set[fx.Node]) -> list[_Step]:
+        needed: set[fx.Node] = set()
+        keep = [n for n in self.gm.graph.nodes if _is_random(n) or _changes(n)]
+        stack = [*results, *keep]
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        calls = [n for n in self.gm.graph.nodes if n in needed and n.op.startswith("call_")]
+        last: dict[fx.Node, int] = {}
+        for i, node in enumerate(calls):
+            last.update(dict.fromkeys(node.all_input_nodes, i))
+            last.setdefault(node, i)
+        drops: dict[int, list[fx.Node]] = {}
+        for node, i in last.items():
+            drops.setdefault(i, []).append(node)
+        changed = set(self.changed)
+        return [
+            _Step(
+                node=n,
+                function=self.gm.get_submodule(n.target) if n.op == "call_module" else _function(n),
+                drops=[d for d in drops.get(i, []) if d not in changed],
+                is_result=n in results,
+                random=_is_random(n),
+                as_written=_is_random(n) or n.target in _AS_WRITTEN or not _is_plain(n),
+            )
+            for i, n in enumerate(calls)
+        ]
+
+
+def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    """Inputs that the graph changes in place."""
+    found: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if _changes(node):
+            schema = node.target._schema.arguments
+            for i, argument in enumerate(schema):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+                    found.update(dict.fromkeys(_nodes_in(value)))
+    return list(found)
+
+
+class Stream:
+    """One run of a script, in the graph's own precision or wide. Iterating gives (node, value)."""
+
+    def __init__(
+        self,
+        script: Script,
+        inputs: dict[fx.Node, Any],
+        random: RandomState,
+        *,
+        wide: bool = False,
+        nudge: bool = False,
+        nudge_inputs: bool = True,
+        roundings: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        self.script = script
+        self.wide = wide
+        self.nudge = nudge
+        self.nudge_inputs = nudge_inputs
+        self.roundings = roundings
+        self.random = random.copy()
+        self.env: dict[fx.Node, Any] = dict(inputs)
+        self.widened: set[fx.Node] = set()
+        self.dice = torch.Generator().manual_seed(seed)
+        for node in script.changed:
+            self.env[node] = pytree.tree_map(_cloned, self._read(node))
+
+    def __iter__(self) -> Iterator[tuple[fx.Node, Any]]:
+        written = {_storage(self.env[n]) for n in self.script.changed} - {None}
+        env = self.env
+        late = [n for n in self.script.results if n in env]
+        kept = set(late)
+        for step in self.script.steps:
+            with stage(WIDE if self.wide else EAGER):
+                value = self._run(step)
+            env[step.node] = value
+            if step.is_result:
+                if written and _storage(value) in written:
+                    late.append(step.node)
+                    kept.add(step.node)
+                else:
+                    yield step.node, value
+            del value
+            for node in step.drops:
+                if node not in kept:
+                    env.pop(node, None)
+        for node in dict.fromkeys([*late, *self.script.changed_wanted]):
+            yield node, self._read(node)
+        env.clear()
+
+    def _read(self, node: fx.Node) -> Any:
+        """A value, widened when it is first read."""
+        value = self.env[node]
+        if self.wide and node.op in ("placeholder", "get_attr") and node not in self.widened:
+            value = self.env[node] = pytree.tree_map(self._widened, value)
+            self.widened.add(node)
+        return value
+
+    def _run(self, step: _Step) -> Any:
+        if step.random:
+            self.random.restore()
+        try:
+            if self.wide and not step.as_written:
+                value = self._run_wide(step)
+                return self._moved(step.node, value) if self.nudge else value
+            if self.wide:
+                return self._run_narrow(step)
+            args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self.env.__getitem__)
+            return step.function(*args, **kwargs)
+        finally:
+            if step.random:
+                self.random.save()
+
+    def _run_wide(self, step: _Step) -> Any:
+        args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self._read)
+        if isinstance(step.function, fx.GraphModule):
+            return self._run_inside(Script(step.function), args)
+        args = tuple(_wide_dtype(a) for a in args)
+        kwargs = {k: _wide_dtype(v) for k, v in kwargs.items()}
+        try:
+            return step.function(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise
+            return self._run_narrow(step)
+
+    def _moved(self, node: fx.Node, value: Any) -> Any:
+        """A result moved by roundings of the dtype that the graph has it in, if the op rounds."""
+        schema = getattr(node.target, "_schema", None)
+        recorded = value_of(node)
+        if (
+            schema is None
+            or node.target.is_view
+            or schema.is_mutable
+            or not isinstance(recorded, torch.Tensor)
+        ):
+            return value
+        if not recorded.is_floating_point() or schema.name.removeprefix("aten::") in _EXACT:
+            return value
+        return value + value * self._shares(value, recorded.dtype)
+
+    def _shares(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """By what share numbers are moved: at most by so many roundings."""
+        share = torch.rand(value.shape, generator=self.dice).sub_(0.5)
+        return share.mul_(2 * self.roundings * torch.finfo(dtype).eps).to(value)
+
+    def _run_inside(self, script: Script, args: tuple[Any, ...]) -> Any:
+        """A graph that is called as one."""
+        inputs = dict(zip(script.inputs, args, strict=True))
+        values = dict(Stream(script, inputs, self.random, wide=True))
+        (output,) = script.gm.graph.find_nodes(op="output")
+        return fx.node.map_arg(output.args[0], values.__getitem__)
+
+    def _run_narrow(self, step: _Step) -> Any:
+        """In the precision that the graph was written in; the result counts as exact."""
+        if not step.random:
+            self.script.narrowed.add(str(step.node.target))
+
+        def narrow(node: fx.Node) -> Any:
+            value, recorded = self._read(node), value_of(node)
+            return value if recorded is None else pytree.tree_map(_narrowed, value, recorded)
+
+        args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), narrow)
+        return pytree.tree_map(_widened, step.function(*args, **kwargs))
+
+    def _widened(self, value: Any) -> Any:
+        wide = _widened(value)
+        if self.nudge and self.nudge_inputs and isinstance(value, torch.Tensor) and value.is_floating_point():
+            wide = wide + wide * self._shares(wide, value.dtype)
+        return wide
+
+
+def _nodes_in(args: Any) -> list[fx.Node]:
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg(args, lambda n: found.setdefault(n))
+    return list(found)
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_function":
+        return node.target
+    return operator.methodcaller(node.target)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a call is made of torch's own ops, which mean the same in any precision."""
+    if node.op == "call_module":
+        return isinstance(node.graph.owning_module.get_submodule(node.target), fx.GraphModule)
+    return node.op != "call_method" and _traits(node.target).plain
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether a call may draw random numbers; what is not torch's own may."""
+    if node.op == "call_function":
+        return _traits(node.target).random
+    return node.op.startswith("call_") and not _is_plain(node)
+
+
+def _changes(node: fx.Node) -> bool:
+    return node.op == "call_function" and _traits(node.target).changes
+
+
+class _Traits(NamedTuple):
+    plain: bool
+    random: bool
+    changes: bool
+
+
+@functools.lru_cache(4096)
+def _traits(target: Any) -> _Traits:
+    if not isinstance(target, OpOverload):
+        plain = getattr(target, "__module__", "") in ("_operator", "math", "torch")
+        return _Traits(plain, not plain, False)
+    plain = target.namespace in ("aten", "prims")
+    random = not plain or torch.Tag.nondeterministic_seeded in target.tags
+    return _Traits(plain, random, target._schema.is_mutable)
+
+
+def _storage(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return None
+    return value.untyped_storage().data_ptr()
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDE:
+        return value.to(_WIDE[value.dtype])
+    return value
+
+
+def _wide_dtype(argument: Any) -> Any:
+    return _WIDE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+
+
+def _narrowed(value: Any, recorded: Any) -> Any:
+    if isinstance(value, torch.Tensor) and isinstance(recorded, torch.Tensor):
+        return value.to(recorded.dtype)
+    return value

@@ -1,0 +1,76 @@
+"""Whether a compiled form of a model returns tensors that lie as the model's own do.
+
+They have the same shapes, dtypes and strides, and are in memory of their own, or in that of the same input,
+weight or result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..capture.model_state import buffers_kept
+from .reference import RandomState, devices_of
+
+
+def lies_alike(
+    form: Callable[..., Any],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    changes: bool,
+    training: bool = False,
+) -> bool:
+    """Whether both return tensors that lie alike; if calls change inputs or buffers, none of it is left."""
+    random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
+    found = []
+    with torch.set_grad_enabled(training):
+        for call in (form, model):
+            given = pytree.tree_map(_copied, (args, dict(kwargs))) if changes else (args, kwargs)
+            with buffers_kept(model) if changes else contextlib.nullcontext():
+                found.append(_lying(call(*given[0], **given[1]), given, model))
+            random.restore()
+    return found[0] == found[1]
+
+
+def _lying(results: Any, given: Any, model: nn.Module) -> list[Any]:
+    """For every result what it is, how it lies, and whose memory it is in, from where on."""
+    owners: dict[int, tuple[Any, int]] = {}
+    for kind, tensors in (
+        ("input", pytree.tree_leaves(given)),
+        ("weight", [*model.parameters(), *model.buffers()]),
+    ):
+        for i, tensor in enumerate(tensors):
+            if _is_plain(tensor):
+                owners.setdefault(tensor.untyped_storage().data_ptr(), ((kind, i), tensor.storage_offset()))
+    found: list[Any] = []
+    for i, result in enumerate(pytree.tree_leaves(results)):
+        if not _is_plain(result):
+            found.append(type(result))
+            continue
+        place = result.untyped_storage().data_ptr()
+        owner, first = owners.setdefault(place, (("result", i), result.storage_offset()))
+        strides = [s for n, s in zip(result.shape, result.stride(), strict=True) if n > 1]
+        found.append((result.shape, result.dtype, strides, owner, result.storage_offset() - first))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel() > 0
+
+
+def _copied(value: Any) -> Any:
+    """A copy with the same strides and gaps."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    memory = value.untyped_storage().clone()
+    copy = torch.empty(0, dtype=value.dtype, device=value.device)
+    with torch.no_grad():
+        copy.set_(memory, value.storage_offset(), value.shape, value.stride())
+    return copy.requires_grad_(value.requires_grad)
