@@ -198,7 +198,8 @@ def optimize_once(graph: Graph, options: Options) -> tuple[GraphReport, dict[str
     gc.collect()
     with stages() as spent:
         start = time.perf_counter()
-        _, report = pipeline.optimize_graph(graph.module, options, "inference", graph.weights)
+        request = pipeline.Request(options, "inference", frozenset(graph.weights))
+        report = pipeline.compile_graph(graph.module, request).report
         whole = 1e3 * (time.perf_counter() - start)
     if not isinstance(report, GraphReport):
         raise RuntimeError("the graph was left as it is; see the log")

@@ -303,7 +303,8 @@ def _profile(name: str, options: Options, console: Console) -> None:
     graph = capture(GRAPHS[name].model(), GRAPHS[name].inputs())
     optimize_once(graph, options)
     profiler = cProfile.Profile()
-    profiler.runcall(pipeline.optimize_graph, graph.module, options, "inference", graph.weights)
+    request = pipeline.Request(options, "inference", frozenset(graph.weights))
+    profiler.runcall(pipeline.compile_graph, graph.module, request)
     for order in ("cumulative", "tottime"):
         console.print(f"{name}, by {order}")
         pstats.Stats(profiler).sort_stats(order).print_stats(25)

@@ -16,7 +16,8 @@ import sys
 
 from diagnostic import Diagnostic, add_device_options, parser, prepare
 
-from hypatia.tools.bench import BACKENDS, DTYPES, Cell, bench
+from hypatia.tools.bench import DTYPES, Cell, bench
+from hypatia.tools.peers import BACKENDS
 from hypatia.tools.workloads import NINE_MLPS, MLPShape
 
 LEAST_RATIO = 0.9

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hypatia.tools import bench, measure
+from hypatia.tools import bench, measure, peers
 from hypatia.tools.peers import NotMeasured
 
 BENCH = Path(__file__).parent.parent / "bench"
@@ -157,8 +157,8 @@ def test_sections_run_and_keep_each_other(load: Any, tmp_path: Path, monkeypatch
 
 def test_wrong_results_fail(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     cpu = load("cpu")
-    right = bench.hypatia_compile
-    monkeypatch.setattr(bench, "hypatia_compile", lambda m, *x: lambda *y: right(m, *x)(*y) * 1.01)
+    right = peers.hypatia_compile
+    monkeypatch.setattr(peers, "hypatia_compile", lambda m, *x: lambda *y: right(m, *x)(*y) * 1.01)
     code, found = run(cpu, tmp_path / "cpu.json", "--only", "linear", "--dtype", "fp32")
     assert code == 1
     assert "hypatia.compile: wrong result" in found["wrong"][0]

@@ -313,7 +313,7 @@ WRITER = """
 import importlib, os, sys, types
 package = sys.modules["package"] = types.ModuleType("package")
 package.__path__ = [os.path.dirname(sys.argv[1])]
-cache = importlib.import_module("package.cache")
+store = importlib.import_module("package.store")
 me = sys.argv[2].encode()
 for i in range(150):
     for key in "ab":

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 import hypatia
 from hypatia import _native, faults, store
 from hypatia.devices import cuda_libraries
-from hypatia.tools import bench, doctor, measure
+from hypatia.tools import bench, doctor, measure, peers
 from hypatia.tools.cli import cli
 from hypatia.tools.cli.bench_page import COLOURS, page
 from hypatia.tools.cli.output import check_targets
@@ -559,9 +559,9 @@ def test_bench_page_escapes_and_shows_reasons() -> None:
 
 
 def test_bench_offers_what_can_be_measured() -> None:
-    assert bench_command.BACKENDS == bench.BACKENDS
+    assert bench_command.BACKENDS == peers.BACKENDS
     assert set(bench_command.DTYPES) == set(bench.DTYPES)
-    assert set(COLOURS) == set(bench.BACKENDS)
+    assert set(COLOURS) == set(peers.BACKENDS)
 
 
 def test_bench_lists() -> None:

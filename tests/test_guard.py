@@ -252,7 +252,7 @@ def test_a_check_that_breaks_leaves_the_graph_as_it_was(monkeypatch: pytest.Monk
         raise ValueError("planted")
 
     monkeypatch.setattr(compare.Comparer, "compare", broken)
-    monkeypatch.setattr(hypatia.pipeline, "raise_errors", False)
+    monkeypatch.setattr(hypatia.compiler.pipeline, "raise_errors", False)
     model, x = mlp(), torch.randn(16, 32)
     with faults.wrong_rule():
         result, (report,), _ = run(model, x)

@@ -103,7 +103,7 @@ def test_no_modules_import_each_other() -> None:
 def test_every_package_says_what_it_is_for() -> None:
     for package in FLOORS:
         text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
-        assert text and "ay import" in text, f"{package}/__init__.py says not what it may import"
+        assert "ay import" in (text or ""), f"{package}/__init__.py does not say what it may import"
 
 
 def test_a_planted_import_is_found() -> None:

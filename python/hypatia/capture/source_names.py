@@ -17,10 +17,8 @@ import torch
 from torch import fx, nn
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_OWN = tuple(
-    str(Path(__file__).parent / name) for name in ("tracing.py", "fakes.py", "state.py", "naming.py")
-)
-_INSIDE = (_TORCH, "<", *_OWN)
+_OWN = str(Path(__file__).parent) + os.sep
+_INSIDE = (_TORCH, "<", _OWN)
 """How names of files begin that are no part of a model."""
 _CALL = nn.Module._call_impl.__code__
 _FRAME = re.compile(

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import fx
@@ -19,9 +19,10 @@ from ..devices import cuda
 from ..errors import UnsupportedError
 from ..execute import plans
 from ..execute.folding import folded_bytes
+from ..execute.plans import Planner
 from ..options import Options
 from . import program_cache
-from .rebuild import rebuild
+from .rebuild import Rebuilt, rebuild
 from .report import GraphReport
 
 log = logging.getLogger(__name__)
@@ -36,10 +37,6 @@ _compiled = 0
 def compile_count() -> int:
     """How many graphs were given to the compiler in this process."""
     return _compiled
-
-
-def _has_kernels(device: torch.device, kind: str) -> bool:
-    return not _no_kernels(device, kind)
 
 
 def _no_kernels(device: torch.device, kind: str) -> str:
@@ -94,10 +91,46 @@ def _tell_left(kind: str, reason: str) -> None:
         told(Left(kind, reason))
 
 
+Part = tuple[str, str]
+"""A rule or kernel that a compilation can do without: ("rule", name), ("kernel", name)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked of a compilation."""
+
+    options: Options
+    kind: str
+    """inference, training, or the forward or backward graph of a training step"""
+    weights: frozenset[str] = frozenset()
+    """Inputs and attributes whose values stay the same from call to call."""
+    autograd: bool = False
+    """Autograd will see the ops of the graph."""
+    plain: int | None = None
+    """Of a graph of a training step: how many results are not kept for the backward pass."""
+    without: frozenset[Part] = frozenset()
+    """What is not to be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledGraph:
+    """A graph as it was captured, and what the compiler made of it."""
+
+    captured: fx.GraphModule
+    optimized: fx.GraphModule
+    """The captured one itself where nothing could be done."""
+    planner: Planner | None = None
+    """What makes its native plans, if it has some."""
+    report: GraphReport | None = None
+    """None: the graph is left as it was captured."""
+
+
 def _rebuilt(
-    gm: fx.GraphModule, captured: Captured, options: str, kernels: Collection[str]
-) -> tuple[program_cache.Optimization, fx.GraphModule]:
+    gm: fx.GraphModule, captured: Captured, request: Request
+) -> tuple[program_cache.Optimization, Rebuilt]:
     """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
+    options = request.options.native(captured.device)
+    kernels = {name for part, name in request.without if part == "kernel"}
     with timeline.stage(timeline.SEARCH):
         optimization = _searched(captured.text, options)
     try:
@@ -112,56 +145,26 @@ def _rebuilt(
             return anew, rebuild(gm, captured, json.loads(anew.emission()), kernels)
 
 
-def optimize_graph(
-    gm: fx.GraphModule,
-    options: Options,
-    kind: str,
-    weights: Collection[str] = (),
-    *,
-    autograd: bool = False,
-    without: Collection[tuple[str, str]] = (),
-    plain: int | None = None,
-) -> tuple[fx.GraphModule, GraphReport | None]:
-    """The optimized graph and its report; the graph itself when nothing can be done.
-
-    ``without`` names rules and kernels that are not to be used: ("rule", name), ("kernel", name). Of a graph
-    of a training step, ``plain`` tells how many results are not kept for the backward pass.
-    """
+def compile_graph(gm: fx.GraphModule, request: Request) -> CompiledGraph:
+    """The graph through all stages. What cannot be compiled is left as it was captured."""
     global _compiled
     with _lock:
         _compiled += 1
-    rules = sorted(name for part, name in without if part == "rule")
-    options = dataclasses.replace(options, disabled_rules=(*options.disabled_rules, *rules))
-    kernels = {name for part, name in without if part == "kernel"}
+    kind = request.kind
     try:
-        with timeline.stage(timeline.RECORDS):
-            captured = capture(gm, weights, autograd=autograd)
-        optimization, optimized = _rebuilt(gm, captured, options.native(captured.device), kernels)
-        copies = folded_bytes(optimized)
-        if options.weight_copies is not None and copies > options.weight_copies:
-            log.info("%s graph: weights are not folded, that would take %d bytes", kind, copies)
-            return optimize_graph(gm, options, kind, (), autograd=autograd, without=without, plain=plain)
-        if plans.KERNEL in kernels:
-            why = "it is left out"
-        elif not _has_kernels(captured.device, kind):
-            why = _no_kernels(captured.device, kind)
-        else:
-            with timeline.stage(timeline.PLANNING):
-                why = plans.attach(optimized, optimization, captured, options, plain)
+        compiled = _compile(gm, request)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
         _tell_left(kind, str(e))
-        return gm, None
+        return CompiledGraph(gm, gm)
     except Exception as e:
         if raise_errors:
             raise
         # A user's model never fails because of the compiler.
         log.warning("%s graph left as it is after an internal error", kind, exc_info=True)
         _tell_left(kind, f"internal error: {type(e).__name__}: {e}")
-        return gm, None
-    report = GraphReport(kind, optimization, gm.graph, optimized.graph, copies)
-    report.no_plan = why.removeprefix("no native plan: ")
-    report.kept = "graph" if report.no_plan else "plan"
+        return CompiledGraph(gm, gm)
+    report, optimized = compiled.report, compiled.optimized
     if log.isEnabledFor(logging.INFO):
         log.info("%s", report)
     log.debug("optimized graph\n%s", optimized.graph)
@@ -170,4 +173,31 @@ def optimize_graph(
         metadata_fn=lambda: {"name": f"hypatia_{kind}", "encoding": "string"},
         payload_fn=lambda: f"{report}\n\n{optimized.graph}",
     )
-    return optimized, report
+    return compiled
+
+
+def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
+    rules = sorted(name for part, name in request.without if part == "rule")
+    options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
+    request = dataclasses.replace(request, options=options)
+    with timeline.stage(timeline.RECORDS):
+        captured = capture(gm, request.weights, autograd=request.autograd)
+    optimization, rebuilt = _rebuilt(gm, captured, request)
+    optimized = rebuilt.module
+    copies = folded_bytes(optimized)
+    if options.weight_copies is not None and copies > options.weight_copies:
+        log.info("%s graph: weights are not folded, that would take %d bytes", request.kind, copies)
+        return _compile(gm, dataclasses.replace(request, weights=frozenset()))
+    planner: Planner | str = _no_kernels(captured.device, request.kind)
+    if ("kernel", plans.KERNEL) in request.without:
+        planner = "it is left out"
+    elif not planner:
+        with timeline.stage(timeline.PLANNING):
+            planner = plans.planner_of(
+                optimized, rebuilt.names, optimization, captured, options, request.plain
+            )
+    report = GraphReport(request.kind, optimization, gm.graph, optimized.graph, copies)
+    if isinstance(planner, str):
+        report.no_plan, report.kept = planner, "graph"
+        return CompiledGraph(gm, optimized, None, report)
+    return CompiledGraph(gm, optimized, planner, report)

@@ -12,7 +12,7 @@ import json
 import operator
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -28,14 +28,21 @@ from ..capture.layout import check_same_type
 from ..capture.records import Captured, by_schema, resolve, target_name, terms, value_of
 from ..errors import UnsupportedError
 from ..execute.folding import FoldedWeights
-from ..execute.plans import VALUES
 from .emission import body_of, closure, faked, has_open_sizes, needed_by, reads_of
 from .relayout import Aliases, like_eager, rows_like_eager
 
 
+class Rebuilt(NamedTuple):
+    """The graph of an optimized program."""
+
+    module: fx.GraphModule
+    names: dict[int, str]
+    """Names of its nodes by their number in the program."""
+
+
 def rebuild(
     gm: fx.GraphModule, captured: Captured, emission: dict[str, Any], disabled_kernels: Collection[str] = ()
-) -> fx.GraphModule:
+) -> Rebuilt:
     """The graph of an emission, with the parameters, names and metadata of the original."""
     # Runs on fake tensors are no work of the user's: a mode that counts or logs ops does not see them.
     with _disable_current_modes():
@@ -84,7 +91,7 @@ class _Rebuilder:
         self.fake_mode = detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
         self.dispatcher = enable_python_dispatcher if captured.hints else contextlib.nullcontext
 
-    def build(self, emission: dict[str, Any]) -> fx.GraphModule:
+    def build(self, emission: dict[str, Any]) -> Rebuilt:
         for node in self.old:
             if node.op == "placeholder":
                 self._copied(node, {})
@@ -101,8 +108,7 @@ class _Rebuilder:
         self._changes_last(out)
         root = _make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
-        root.meta[VALUES] = {nodes[i]["id"]: node.name for i, node in self.env.items()}
-        return root
+        return Rebuilt(root, {nodes[i]["id"]: node.name for i, node in self.env.items()})
 
     def build_values(self, emission: dict[str, Any]) -> fx.GraphModule:
         for node in self.old:

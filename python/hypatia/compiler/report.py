@@ -87,7 +87,7 @@ class GraphReport:
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
         """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
-        self.kept = "plan" if plans.PLAN in after.owning_module.meta else "graph"
+        self.kept = "plan"
         """Which of these forms runs."""
         self.folded = folded
         """Bytes of folded and merged weights."""
@@ -114,7 +114,7 @@ class GraphReport:
         modules = self.after.owning_module
         calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
         names = [c.kernel.name for c in calls if isinstance(c, FusedCall)]
-        return list(dict.fromkeys([*names, *([plans.KERNEL] if plans.PLAN in modules.meta else [])]))
+        return list(dict.fromkeys([*names, *([] if self.no_plan else [plans.KERNEL])]))
 
     @property
     def parts(self) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ from . import torch_calls
 from .cuda_graph import Recorded
 from .folding import folded_bytes, watch
 from .outputs import Finish
-from .plans import CLOSE, PLAN, VALUES, Planner
+from .plans import CLOSE, Planner
 from .timing import in_few_turns, in_turns
 from .weight_changes import are_steady
 
@@ -61,15 +61,15 @@ PAUSES = (0.02, 0.1)
 class NativeGraph:
     """Runs a graph by its native plan, on arguments in the order of the placeholders."""
 
-    def __init__(self, gm: fx.GraphModule, graph: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, planner: Planner, graph: Callable[[list[Any]], Any]) -> None:
         self.gm = gm
         self.graph = graph
         """The same by torch's ops."""
         self.fallback = graph
         """What runs where the plan does not."""
-        self.planner: Planner = gm.meta[PLAN]
+        self.planner = planner
         described = self._describe(self.planner.at(self.planner.hints))
-        names = gm.meta[VALUES]
+        names = planner.names
         nodes = {n.name: n for n in gm.graph.nodes}
         position = {n: i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self.steps: list[str] = described["steps"]
@@ -420,7 +420,7 @@ class NativeGraph:
         """The same without kernels whose speed depends on what else runs on a core, if it has some."""
         if not SPLIT & set(self.kinds) or self.bytes[1] > PLAINER:
             return None
-        other = NativeGraph(self.gm, self.graph)
+        other = NativeGraph(self.gm, self.planner, self.graph)
         other.fallback = self.fallback
         other._without = sorted(SPLIT)
         other(list(args))

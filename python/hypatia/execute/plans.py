@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,6 @@ from . import torch_calls
 KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
 
-VALUES = "hypatia_values"
-"""Key of a graph's metadata: names of its nodes by their number in the program."""
-
-PLAN = "hypatia_plan"
-"""Key of a graph's metadata: what makes its native plans."""
-
-
 CLOSE = 1.03
 """A plan that takes so many times as long as torch is as good as equal."""
 
@@ -37,12 +30,15 @@ class Planner:
     def __init__(
         self,
         gm: fx.GraphModule,
+        names: Mapping[int, str],
         optimization: Any,
         captured: Captured,
         options: Options,
         plain: int | None = None,
     ) -> None:
         saved = plain is not None
+        self.names = names
+        """Names of the graph's nodes by their number in the program."""
         self.most = options.weight_copies
         # In training a ReLU is on or off by the last digit, and gradients show that.
         self.split = options.fp32_products == "auto" and not saved
@@ -88,43 +84,40 @@ class Planner:
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         return target, args, kwargs
 
-    def __deepcopy__(self, memo: Any) -> Planner:
-        return self
 
-
-def attach(
+def planner_of(
     gm: fx.GraphModule,
+    names: Mapping[int, str],
     optimization: Any,
     captured: Captured,
     options: Options,
     plain: int | None = None,
-) -> str:
-    """Gives a graph its native plan; the reason if it has none.
+) -> Planner | str:
+    """What makes the native plans of a graph; the reason if it has none.
 
     In a graph of a training step so many first results are ``plain``, and the others are kept for later.
     """
     if any(isinstance(m, FusedCall) for m in gm.children()):
-        return "no native plan: a fused op has a kernel of its own"
+        return "a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
     results = [n for n in pytree.arg_tree_leaves(*output.args) if isinstance(n, fx.Node)]
     if not all(graph_layouts.is_plain(value_of(n)) for n in results[:plain]):
-        return "no native plan: a result is no plain tensor"
+        return "a result is no plain tensor"
     try:
-        planner = Planner(gm, optimization, captured, options, plain)
+        planner = Planner(gm, names, optimization, captured, options, plain)
         described = json.loads(planner.at(captured.hints).describe())
     except _native.HypatiaError as e:
-        return str(e)
+        return str(e).removeprefix("no native plan: ")
     if plain is not None and planner.symbols:
-        return "no native plan: a training step with open sizes"
+        return "a training step with open sizes"
     given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(gm.meta[VALUES][i] for i in described["inputs"]):
-        return "no native plan: a tensor that is part of the graph"
+    if not given.issuperset(names[i] for i in described["inputs"]):
+        return "a tensor that is part of the graph"
     if plain is not None and any(result["given"] for result in described["results"][:plain]):
-        return "no native plan: a result is a view of an input, of which autograd has to know"
+        return "a result is a view of an input, of which autograd has to know"
     if len(described["calls"]) == len(described["steps"]):
-        return "no native plan: no step has a kernel"
-    gm.meta[PLAN] = planner
-    return ""
+        return "no step has a kernel"
+    return planner
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:

@@ -19,14 +19,12 @@ from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..capture import source_names
-from ..compiler.pipeline import compile_count, optimize_graph
+from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
 from ..execute.native import NativeGraph
-from ..execute.plans import PLAN
 from ..locks import COMPILING
 from ..options import Options
 from ..timeline import AUTOGRAD, REBUILD, stage
-from ..verifier.blame import Part
 from ..verifier.first_call import Guard
 from ..verifier.reference import changed_inputs
 
@@ -116,17 +114,18 @@ def _compile_part(
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
-    plain = _plain(gm, kind, metadata)
+    request = Request(options, kind, frozenset(weights), plain=_plain(gm, kind, metadata))
     with COMPILING:
-        optimized, report = optimize_graph(gm, options, kind, weights, plain=plain)
+        compiled = compile_graph(gm, request)
     guard: Guard | None = None
-    forward = _runnable(optimized)
+    report = compiled.report
+    forward = _runnable(compiled)
     if report is not None and options.checksum_mode != "off":
 
-        def recompile(without: frozenset[Part]) -> tuple[fx.GraphModule, GraphReport | None]:
-            return optimize_graph(gm, options, kind, weights, without=without, plain=plain)
+        def recompile(without: frozenset[Part]) -> CompiledGraph:
+            return compile_graph(gm, dataclasses.replace(request, without=without))
 
-        guard = Guard(gm, optimized, report, options.checksum_mode, recompile, _runnable)
+        guard = Guard(compiled, report, options.checksum_mode, recompile, _runnable)
 
     def latest() -> Callable[[list[Any]], Any]:
         return forward if guard is None else guard.forward
@@ -138,7 +137,7 @@ def _compile_part(
             collected.append(report)
     if passes is not None:
         passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled))
-    return _boxed(lambda args: latest()(args), optimized)
+    return _boxed(lambda args: latest()(args), compiled.optimized)
 
 
 def _plain(gm: fx.GraphModule, kind: str, metadata: Any) -> int | None:
@@ -221,10 +220,11 @@ def _is_change(node: fx.Node) -> bool:
 
 
 @stage(REBUILD)
-def _runnable(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _runnable(compiled: CompiledGraph) -> Callable[[list[Any]], Any]:
+    gm = compiled.optimized
     gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
     gm.recompile()
-    return NativeGraph(gm, gm.forward) if PLAN in gm.meta else gm.forward
+    return gm.forward if compiled.planner is None else NativeGraph(gm, compiled.planner, gm.forward)
 
 
 def _boxed(run: Any, gm: fx.GraphModule) -> Any:

@@ -15,12 +15,10 @@ from torch.utils import _pytree as pytree
 from ..capture.model_state import Reads
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
-from ..compiler.pipeline import optimize_graph
+from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
 from ..execute.native import NativeGraph
-from ..execute.plans import PLAN
 from ..options import Options
-from ..verifier.blame import Part
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, effects_of
@@ -55,8 +53,6 @@ def optimize(
         with_checked_inputs(result, leaves, {})
         return result
     result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
-    # A plan can be neither copied nor written down, and the graph runs without it.
-    result.meta.pop(PLAN, None)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and report.kept == "plan":
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
@@ -119,40 +115,46 @@ def optimized(
     weights -= _changed(gm)
     kind = "inference" if freeze else "training"
 
-    def compiled(without: frozenset[Part] = frozenset()) -> tuple[fx.GraphModule, GraphReport | None]:
-        found, report = optimize_graph(gm, parsed, kind, weights, autograd=not freeze, without=without)
-        if not freeze and report is not None and _reached(found.graph) != _reached(gm.graph):
-            log.info("the graph stays as it was captured: some gradients would be none instead of zeros")
-            return gm, None
-        return found, report
+    request = Request(parsed, kind, frozenset(weights), autograd=not freeze)
 
-    result, report = compiled()
-    mode = parsed.checksum_mode
+    def compiled(without: frozenset[Part] = frozenset()) -> CompiledGraph:
+        found = compile_graph(gm, dataclasses.replace(request, without=without))
+        if not freeze and found.report is not None and _reached(found.optimized.graph) != _reached(gm.graph):
+            log.info("the graph stays as it was captured: some gradients would be none instead of zeros")
+            return CompiledGraph(gm, gm)
+        return found
+
+    result = compiled()
+    report, mode = result.report, parsed.checksum_mode
     references = References()
     plans: dict[fx.GraphModule, NativeGraph] = {}
 
-    def by_plan(form: fx.GraphModule) -> Forward:
-        if not native or PLAN not in form.meta:
+    def by_plan(form: CompiledGraph) -> Forward:
+        if not native or form.planner is None:
             return _interpreted(form)
-        plans[form] = NativeGraph(form, _interpreted(form))
-        return plans[form]
+        plans[form.optimized] = NativeGraph(form.optimized, form.planner, _interpreted(form))
+        return plans[form.optimized]
 
-    def checked(run: Callable[[fx.GraphModule], Forward]) -> fx.GraphModule:
+    def checked(run: Callable[[CompiledGraph], Forward]) -> CompiledGraph:
         kept = result
         if report is not None and mode != "off":
-            guard = Guard(gm, result, report, mode, compiled, run, training=not freeze, references=references)
+            guard = Guard(result, report, mode, compiled, run, training=not freeze, references=references)
             with torch.set_grad_enabled(not freeze):
                 kept = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
-        kept.graph.set_codegen(gm.graph._codegen)
-        kept.recompile()
-        kept.training = model.training
-        kept.meta["hypatia"] = report
+        made = kept.optimized
+        made.graph.set_codegen(gm.graph._codegen)
+        made.recompile()
+        made.training = model.training
+        made.meta["hypatia"] = report
         return kept
 
     kept = checked(by_plan)
-    if native and PLAN in kept.meta and kept not in plans:
+    if kept.optimized not in plans:
         by_plan(kept)
-    return Optimized(kept, gm, report, ranges, reads, plans.get(kept), lambda: checked(_interpreted))
+    graph = plans.get(kept.optimized)
+    return Optimized(
+        kept.optimized, gm, report, ranges, reads, graph, lambda: checked(_interpreted).optimized
+    )
 
 
 _PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
@@ -182,8 +184,9 @@ def _name(node: fx.Node) -> str:
     return node.target._schema.name.removeprefix("aten::") if isinstance(node.target, OpOverload) else ""
 
 
-def _interpreted(gm: fx.GraphModule) -> Forward:
+def _interpreted(compiled: CompiledGraph) -> Forward:
     """Runs a graph on flat inputs, whatever calling convention it has."""
+    gm = compiled.optimized
 
     def forward(args: list[Any]) -> Any:
         results = fx.Interpreter(gm).run(*args, enable_io_processing=False)

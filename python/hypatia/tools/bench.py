@@ -23,13 +23,6 @@ from .measure import REST_SECONDS, Block, block, wait
 from .peers import AT_ONCE, NotMeasured, compiled_by, training_step
 from .workloads import Workload
 
-BACKENDS = (
-    *("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "inductor-freezing"),
-    *("hypatia", "hypatia-direct"),
-)
-"""What can be measured; ``eager-graph`` is eager under a CUDA graph, ``aot-eager`` a call through
-torch.compile that changes nothing, ``hypatia-direct`` a call through hypatia.compile."""
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 NOISY = 1.5

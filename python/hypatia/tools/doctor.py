@@ -74,12 +74,15 @@ def _versions() -> Iterable[Finding]:
     advice = "" if sys.version_info >= (3, 10) else "use Python 3.10 or newer"
     state = "missing" if advice else "ok"
     yield Finding(topic, "Python", state, platform.python_version(), advice, fatal=bool(advice))
+    home = Path(__file__).parent.parent
     try:
         version = importlib.metadata.version("hypatia")
-        yield Finding(topic, "Hypatia", "ok", f"{version} in {Path(__file__).parent}")
+        yield Finding(topic, "Hypatia", "ok", f"{version} in {home}")
     except importlib.metadata.PackageNotFoundError:
         advice = "install it (pip install ., or make build); the backend is found by its entry point"
-        yield Finding(topic, "Hypatia", "warning", f"not installed, run from {Path(__file__).parent}", advice)
+        yield Finding(
+            topic, "Hypatia", "warning", f"not installed, run from {Path(__file__).parent.parent}", advice
+        )
     try:
         from hypatia import _native
 

@@ -12,8 +12,14 @@ from torch.utils import _pytree as pytree
 
 from ..frontend.direct import compile as hypatia_compile
 from ..verifier.gradients import cotangents, differentiable
-from .bench import BACKENDS
 from .measure import Call
+
+BACKENDS = (
+    *("eager", "eager-graph", "aot-eager", "inductor", "inductor-max-autotune", "inductor-freezing"),
+    *("hypatia", "hypatia-direct"),
+)
+"""What can be measured; ``eager-graph`` is eager under a CUDA graph, ``aot-eager`` a call through
+torch.compile that changes nothing, ``hypatia-direct`` a call through hypatia.compile."""
 
 AT_ONCE = ("eager-graph", "inductor-freezing")
 """Backends whose first call is made while they are set up, on the inputs alone."""

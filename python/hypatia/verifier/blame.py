@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ..capture.records import capture
+from ..compiler.pipeline import Part
 from ..compiler.rebuild import rebuild_values
 from ..compiler.report import GraphReport
 from .judge import judge, type_text
@@ -23,9 +24,6 @@ from .reference import RandomState, Script, Stream
 
 BROKEN = 1e-6
 """Difference of two sides in float64, as a share of the largest value, that no rounding explains."""
-
-Part = tuple[str, str]
-"""A part of a compilation that can be left out: ("rule", name) or ("kernel", name)."""
 
 
 @dataclasses.dataclass(frozen=True)

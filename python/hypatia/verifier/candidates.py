@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..compiler.comparison import Comparison
+from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
 from ..timeline import CALL, stage
 from .compare import Comparer, References, gradients
@@ -30,7 +31,7 @@ Forward = Callable[[list[Any]], Any]
 class Form:
     """A form of the graph and how to run it."""
 
-    gm: fx.GraphModule
+    compiled: CompiledGraph
     forward: Forward
 
 
@@ -100,7 +101,7 @@ class Trial:
 
     def run(self, form: Form) -> Attempt:
         """Runs a form of the graph, on copies of what it changes, and compares."""
-        fault = misbound(self.original, form.gm) if self.strict else ""
+        fault = misbound(self.original, form.compiled.optimized) if self.strict else ""
         attempt = Attempt(None, None, fault) if fault else self._run(form.forward)
         if not self.runs:
             self.first = attempt

@@ -18,13 +18,13 @@ from torch import fx
 from torch._subclasses import FakeTensor
 
 from ..compiler import pipeline
+from ..compiler.pipeline import CompiledGraph, Part
 from ..compiler.report import Check, GraphReport, Removed
 from ..errors import PrecisionWarning, VerificationWarning
 from ..execute.native import NativeGraph
-from ..execute.plans import PLAN
 from ..locks import COMPILING
 from ..timeline import COMPARISON, FORMS, stage
-from .blame import Part, broken_steps, smallest
+from .blame import broken_steps, smallest
 from .candidates import Attempt, Form, Forward, Trial, quietly
 from .compare import References
 
@@ -39,7 +39,8 @@ ROUNDS = 4
 _OUTSIDE = ("_c10d_functional", "c10d", "_dtensor", "fsdp", "symm_mem")
 """Namespaces of ops that talk to other processes: ranks would wait for each other forever."""
 
-Recompile = Callable[[frozenset[Part]], tuple[fx.GraphModule, GraphReport | None]]
+Recompile = Callable[[frozenset[Part]], CompiledGraph]
+"""Compiles a graph again, without these parts."""
 
 
 class Guard:
@@ -47,18 +48,17 @@ class Guard:
 
     def __init__(
         self,
-        original: fx.GraphModule,
-        compiled: fx.GraphModule,
+        compiled: CompiledGraph,
         report: GraphReport,
         mode: str,
         recompile: Recompile,
-        runnable: Callable[[fx.GraphModule], Forward],
+        runnable: Callable[[CompiledGraph], Forward],
         *,
         training: bool = False,
         references: References | None = None,
     ) -> None:
         self.references = references
-        self.original = original
+        self.original = compiled.captured
         self.report = report
         self.mode = mode
         self.recompile = recompile
@@ -70,7 +70,7 @@ class Guard:
         self.kept = compiled
         self.forward: Forward = self.first_call
         self.settled = False
-        effects = effects_of(original)
+        effects = effects_of(compiled.captured)
         if effects:
             note = f"cannot be run more than once: it calls {', '.join(effects)}"
             self.settle(self.compiled, Check(mode, "not checked", 0, [], [], [note], 0.0))
@@ -85,7 +85,7 @@ class Guard:
                     return self._first_call(inputs)
         return self._current(args)
 
-    def examine(self, inputs: list[Any]) -> fx.GraphModule:
+    def examine(self, inputs: list[Any]) -> CompiledGraph:
         """Checks the graph on inputs without calling it for good; the form that is kept."""
         with COMPILING:
             if not self.settled and _checkable(inputs):
@@ -95,10 +95,10 @@ class Guard:
     def settle(self, form: Form, check: Check) -> None:
         """Keeps one form for all later calls."""
         self.report.check = check
-        if PLAN not in form.gm.meta:
+        if form.compiled.planner is None:
             self.report.no_plan = self.report.no_plan or "the compiled graph was rolled back"
-            self.report.kept = "eager" if form.gm is self.original else "graph"
-        self.kept = form.gm
+            self.report.kept = "eager" if form.compiled.optimized is self.original else "graph"
+        self.kept = form.compiled
         self.forward = self._current = form.forward
         self.settled = True
         # What only the check needed can go.
@@ -129,7 +129,7 @@ class Guard:
         if attempt.error is not None:
             # The user's own error: eager raises it too, and says it in its own words.
             trial.random.restore()
-            return self.runnable(self.original)(inputs) if call else None
+            return self._as_captured().forward(inputs) if call else None
         seconds = time.perf_counter() - start - trial.seconds
         if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
             self._choose(trial, form)
@@ -151,19 +151,21 @@ class Guard:
         self.report.memory = plan.bytes
         plan.settled = True
         if not plan.native:
-            right = trial.run(Form(form.gm, plan.graph)).ok
+            right = trial.run(Form(form.compiled, plan.graph)).ok
             self.report.kept = "graph" if right else "eager"
             plan.fallback = plan.graph if right else plan.fallback
 
-    def _form(self, gm: fx.GraphModule) -> Form:
+    def _form(self, compiled: CompiledGraph) -> Form:
         """A form of the graph; where its plan does not run, the original does, since that is right."""
-        forward = self.runnable(gm)
+        forward = self.runnable(compiled)
         if isinstance(forward, NativeGraph):
-            forward.fallback = _when_called(functools.partial(self.runnable, self.original))
-        return Form(gm, forward)
+            original = CompiledGraph(self.original, self.original)
+            forward.fallback = _when_called(functools.partial(self.runnable, original))
+        return Form(compiled, forward)
 
     def _as_captured(self) -> Form:
-        return Form(self.original, self.runnable(self.original))
+        original = CompiledGraph(self.original, self.original)
+        return Form(original, self.runnable(original))
 
     def _decide(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
         attempt = trial.run(self.compiled)
@@ -181,11 +183,11 @@ class Guard:
             if without not in tried:
                 if len(tried) >= TRIALS:
                     return False
-                candidate, report = self.recompile(without)
-                if report is None:
+                candidate = self.recompile(without)
+                if candidate.report is None:
                     return False
                 form = self._form(candidate)
-                tried[without] = (form, report, trial.run(form))
+                tried[without] = (form, candidate.report, trial.run(form))
             return tried[without][2].ok
 
         removed = (

@@ -58,10 +58,12 @@ def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def is_float(value: Any) -> bool:
+    """Whether a value is a tensor of real or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def same_kind(eager: torch.Tensor, mine: Any) -> bool:
+    """Whether shape, dtype, device and layout are eager's."""
     return (
         isinstance(mine, torch.Tensor)
         and (mine.shape, mine.dtype, mine.device) == (eager.shape, eager.dtype, eager.device)
@@ -78,6 +80,7 @@ def type_text(value: Any) -> str:
 
 
 def wrong_kind(name: str, eager: Any, mine: Any) -> Result:
+    """The verdict on a result of another kind than eager's."""
     inf = float("inf")
     kind = f"{type_text(mine)} instead of {type_text(eager)}"
     return Result(name, kind, inf, 0.0, inf, 0.0, 0.0, False)
@@ -138,6 +141,7 @@ def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, 
 
 
 def limit_of(mine: torch.Tensor, scale: float) -> float:
+    """How far from eager a result may be, whatever float64 says."""
     return TO_EAGER * max(1.0, scale) if mine.dtype is torch.float32 else float("inf")
 
 
@@ -150,10 +154,12 @@ def _floor(value: torch.Tensor) -> float:
 
 
 def is_short(value: torch.Tensor) -> bool:
+    """Whether elements have 16 bits."""
     return value.dtype in (torch.bfloat16, torch.float16)
 
 
 def eps_of(value: torch.Tensor) -> float:
+    """One rounding, as a share of a value."""
     return torch.finfo(value.dtype).eps
 
 
