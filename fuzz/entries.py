@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 import hypatia
 from hypatia import faults
 from hypatia.errors import PrecisionWarning, VerificationWarning
-from hypatia.execute import native
-from hypatia.frontend import compiled_call, direct
+from hypatia.execute import choose
+from hypatia.frontend import direct
 from hypatia.frontend.dynamo import collecting
 from hypatia.frontend.train import Trained
 
@@ -78,10 +78,9 @@ def won_by(form: str) -> Iterator[None]:
     still = types.SimpleNamespace(perf_counter=lambda: 0.0, sleep=lambda _: None)
     steps = {"compiled": 1.0, "eager": 0.5 if form == "eager" else 2.0}
     with contextlib.ExitStack() as stack:
-        for module in (native, compiled_call):
-            stack.enter_context(mock.patch.object(module, "in_turns", in_turns))
-        stack.enter_context(mock.patch.object(native, "time", still))
-        stack.enter_context(mock.patch.object(native, "PAUSES", ()))
+        stack.enter_context(mock.patch.object(choose, "in_turns", in_turns))
+        stack.enter_context(mock.patch.object(choose, "time", still))
+        stack.enter_context(mock.patch.object(choose, "PAUSES", ()))
         stack.enter_context(mock.patch.object(Trained, "_timed", return_value=steps))
         yield
 

@@ -73,12 +73,12 @@ def test_plans_at_several_sizes_share_packed_weights() -> None:
     with torch.no_grad():
         compiled(torch.randn(9, 256))
         graph = compiled._last.native.__self__
-        once = graph.bytes[1]
+        once = graph.binding.bytes[1]
         for rows in (10, 11, 12):
             compiled(torch.randn(rows, 256))
-    plans = list(graph._bound.values())
+    plans = list(graph.binding.bound.values())
     assert len(plans) == 4
-    assert graph.bytes[1] == once > 0
+    assert graph.binding.bytes[1] == once > 0
 
 
 def test_copies_of_weights_are_counted_and_capped() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import native, plans, timing, torch_calls
+from hypatia.execute import choose, native, plans, timing, torch_calls
 from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
 
@@ -29,7 +29,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh_dynamo()
     torch.manual_seed(0)
     times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
-    monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: times)  # self.native stays
+    monkeypatch.setattr(choose, "keep_fastest", lambda *_: times)  # self.native stays
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia.execute import native
+from hypatia.execute import choose, native
+from hypatia.execute.binding import Binding
 from hypatia.frontend.dynamo import collecting
 from support import assert_as_close_as_eager, fresh_dynamo, tensors
 
@@ -155,14 +156,14 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The plan is kept even where it is not faster; a rollback is an error."""
     fresh_dynamo()
     torch.manual_seed(0)
-    choose = native.NativeGraph.choose
+    fastest = choose.keep_fastest
 
     def kept(graph: native.NativeGraph, *args: Any, **kwargs: Any) -> dict[str, float]:
-        times = choose(graph, *args, **kwargs)
+        times = fastest(graph, *args, **kwargs)
         graph.native = "plan" in times
         return times
 
-    monkeypatch.setattr(native.NativeGraph, "choose", kept)
+    monkeypatch.setattr(choose, "keep_fastest", kept)
     with warnings.catch_warnings():
         warnings.simplefilter("error", hypatia.VerificationWarning)
         warnings.simplefilter("error", hypatia.PrecisionWarning)
@@ -415,7 +416,7 @@ def test_a_plan_that_does_not_run_is_not_kept_and_says_why(
     entry: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, x = Net(FORMS["plain"].returned).eval(), torch.randn(4, 6, 8)
-    monkeypatch.setattr(native.NativeGraph, "_bind", lambda graph, *_: setattr(graph, "refusal", "a test"))
+    monkeypatch.setattr(Binding, "bind", lambda binding, *_: setattr(binding, "refusal", "a test"))
     caplog.set_level("INFO", logger="hypatia")
     with torch.no_grad(), collecting() as reports:
         compiled = compiled_by(entry, model, x, "strict")

@@ -507,9 +507,10 @@ def test_backward_passes_stay_in_autograds_threads_unless_asked() -> None:
 
 MEMORY = """
 import resource, torch, hypatia
-from hypatia import _native, native
+from hypatia import _native
+from hypatia.execute.binding import Binding
 model, x = torch.nn.Linear(4096, 4096), torch.randn(64, 4096)
-bind, seen = native.NativeGraph._bound_plan, []
+bind, seen = Binding._bound_plan, []
 
 def limited(*args, **kwargs):
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -524,7 +525,7 @@ def limited(*args, **kwargs):
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 
-native.NativeGraph._bound_plan = limited
+Binding._bound_plan = limited
 with torch.no_grad():
     compiled = hypatia.compile(model, x)
     torch.testing.assert_close(compiled(x), model(x))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia.execute import native, timing
+from hypatia.execute import choose, native, timing
 from hypatia.frontend import compiled_call, optimize
 from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
@@ -117,12 +117,15 @@ def timed(
 ) -> None:
     """The forms of a plan take so long, whatever they are."""
 
-    def answer(graph: native.NativeGraph, forms: dict[str, Any], _: float) -> dict[str, float]:
+    fastest = choose.keep_fastest
+
+    def changed(graph: native.NativeGraph, *args: Any) -> dict[str, float]:
         if change is not None:
             change(graph)
-        return {name: seconds[name] for name in forms}
+        return fastest(graph, *args)
 
-    monkeypatch.setattr(native.NativeGraph, "_timed", answer)
+    monkeypatch.setattr(choose, "keep_fastest", changed)
+    monkeypatch.setattr(choose, "timed", lambda forms, **_: {name: seconds[name] for name in forms})
 
 
 def test_a_graph_that_is_faster_than_its_plan_is_checked_before_it_runs(
@@ -179,9 +182,7 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train(), torch.randn(4, 8)
     for graph, kept in ((1.0, "graph"), (3.0, "eager")):
         times = {"eager": 2.0, "graph": graph}
-        monkeypatch.setattr(
-            compiled_call, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1]
-        )
+        monkeypatch.setattr(choose, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1])
         state = torch.get_rng_state()
         with torch.no_grad():
             compiled = hypatia.compile(model, x)
@@ -193,8 +194,8 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_others_would_notice_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_call, "effects_of", lambda _: ["c10d.all_reduce"])
-    monkeypatch.setattr(compiled_call, "in_turns", lambda *_, **__: fails())
-    monkeypatch.setattr(native.NativeGraph, "choose", lambda *_: fails())
+    monkeypatch.setattr(choose, "in_turns", lambda *_, **__: fails())
+    monkeypatch.setattr(choose, "keep_fastest", lambda *_: fails())
     x = torch.randn(4, 8)
     for model in (mlp(), nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train()):
         with torch.no_grad():

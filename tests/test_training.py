@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.compiler import pipeline
-from hypatia.execute import native
+from hypatia.execute import choose, native
 from hypatia.frontend import train
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
 from hypatia.verifier import compare
@@ -50,8 +50,8 @@ def plans(never_eager: None) -> Iterator[None]:
         raise error
 
     with (
-        mock.patch.object(pipeline, "_has_kernels", return_value=True),
-        mock.patch.object(native.NativeGraph, "choose", return_value={"plan": 0.0, "graph": 1.0}),
+        mock.patch.object(pipeline, "_no_kernels", return_value=""),
+        mock.patch.object(choose, "keep_fastest", return_value={"plan": 0.0, "graph": 1.0}),
         mock.patch.object(native.NativeGraph, "_failed", failed),
     ):
         yield
@@ -244,12 +244,12 @@ def test_a_plan_that_loses_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     asked = []
 
-    def timed(self: native.NativeGraph, forms: Any, seconds: float) -> dict[str, float]:
+    def timed(forms: Any, *, gpu: bool) -> dict[str, float]:
         asked.append(forms)
         answer = answers[min(len(asked), 2) - 1]
         return {name: answer.get(name, 9.0) for name in forms}
 
-    monkeypatch.setattr(native.NativeGraph, "_timed", timed)
+    monkeypatch.setattr(choose, "timed", timed)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
     compiled = hypatia.compile(model, x)
     assert len(asked) == 2  # the second time it wins
@@ -320,8 +320,8 @@ def test_gradients_of_activations(function: Any) -> None:
     for _ in range(2):
         assert_same(model, call, x)
     backward = call._last_trained.step._graphs[1].latest()
-    assert any(step.startswith("pointwise") for step in backward.steps)
-    assert not any("backward" in step for step in backward.steps)
+    assert any(step.startswith("pointwise") for step in backward.binding.steps)
+    assert not any("backward" in step for step in backward.binding.steps)
 
 
 def test_copies_of_recorded_results_lie_as_they_do() -> None:

@@ -84,7 +84,7 @@ def moved(compiled: Any) -> int:
     """Bytes that the steps of a plan read and write."""
     (entry,) = {id(e): e for e in compiled._entries.values()}.values()
     graph = entry.native.__self__
-    return sum(graph._describe(graph.planner.at(graph.planner.hints))["moved"])
+    return sum(json.loads(graph.planner.at(graph.planner.hints).describe())["moved"])
 
 
 def measured(model: Any, inputs: Any) -> dict[str, Any]:

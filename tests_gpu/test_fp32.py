@@ -15,7 +15,7 @@ SHAPES = [(64, 784, 256), (33, 68, 10), (1, 256, 512), (256, 512, 512), (512, 10
 
 
 def _kinds(compiled: Any) -> list[str]:
-    return compiled._last.native.__self__.kinds
+    return compiled._last.native.__self__.binding.kinds
 
 
 def _errors(result: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
@@ -144,6 +144,6 @@ def check_sizes_share_split_weights() -> str:
             given = torch.randn(rows, 2048, device="cuda")
             _assert_exact(model, compiled, given)
     capped = _compiled(model, x, weight_copies=1000)
-    assert capped._last.native.__self__.bytes[1] == 0
+    assert capped._last.native.__self__.binding.bytes[1] == 0
     _assert_exact(model, capped, x)
     return ", ".join(_kinds(compiled))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import native
+from hypatia.execute import choose, native
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
@@ -25,7 +25,7 @@ def _compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
         raise error
 
     with (
-        mock.patch.object(native.NativeGraph, "choose", return_value=times),
+        mock.patch.object(choose, "keep_fastest", return_value=times),
         mock.patch.object(native.NativeGraph, "_failed", failed),
         warnings.catch_warnings(),
     ):

@@ -13,7 +13,7 @@ from test_plans import BETWEEN, Layers
 from torch import nn
 
 import hypatia
-from hypatia.execute import native
+from hypatia.execute import choose, native
 from hypatia.frontend import train, train_dynamo
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
@@ -35,7 +35,7 @@ def _no_eager() -> Any:
 
 
 def _always_plans() -> Any:
-    return mock.patch.object(native.NativeGraph, "choose", return_value={"plan": 0.0, "graph": 1.0})
+    return mock.patch.object(choose, "keep_fastest", return_value={"plan": 0.0, "graph": 1.0})
 
 
 def _gradients(call: Any, model: nn.Module, inputs: Any, g: torch.Tensor) -> list[torch.Tensor]:
@@ -409,7 +409,9 @@ def check_norms() -> str:
                     assert all(isinstance(g, native.NativeGraph) and g.native for g in graphs)
                     words = ("with statistics", "backward over")
                     pairs = zip(graphs, words, strict=True)
-                    assert all(sum(word in s for s in g.steps) == 2 for g, word in pairs), graphs[1].steps
+                    assert all(sum(word in s for s in g.binding.steps) == 2 for g, word in pairs), graphs[
+                        1
+                    ].binding.steps
                 except Exception as error:
                     raise AssertionError(f"{norm.__name__} of {rows} x {width} in {dtype}") from error
                 done += 1
@@ -454,7 +456,7 @@ def check_transformers() -> str:
             for _ in range(3):
                 _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
         graphs = [p.latest() for p in call._last_trained.step._graphs]
-        assert all(isinstance(g, native.NativeGraph) and g._only is not None for g in graphs), name
+        assert all(isinstance(g, native.NativeGraph) and g.binding.only is not None for g in graphs), name
         del model, call
         torch.cuda.empty_cache()
     return ", ".join(names)

@@ -70,7 +70,7 @@ def _measured(model: nn.Module, width: int, rounds: int) -> dict[str, Any]:
         }
         plan = plan_of(few)
         if plan is not None:
-            ((bound, _),) = plan._bound.values()
+            ((bound, _),) = plan.binding.bound.values()
             calls["plan"] = functools.partial(bound, torch.get_num_threads(), one)
         blocks: dict[str, list[Block]] = {name: [] for name in calls}
         for _ in range(rounds):
@@ -85,7 +85,7 @@ def _measured(model: nn.Module, width: int, rounds: int) -> dict[str, Any]:
         "plan_us": best.get("plan"),
         "work_us": slope,
         "overhead_us": best[OURS] - slope,
-        "steps": len(plan.steps) if plan is not None else None,
+        "steps": len(plan.binding.steps) if plan is not None else None,
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from . import _torch
 from .devices import cuda
 from .frontend.direct import CompiledModel
 
@@ -31,8 +32,8 @@ def _has_kernels(input: Any) -> bool:
         and input.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and not _torch.functorch_active()
+        and not _torch.dispatch_mode_count()
         and cuda.available() is None
     )
 

@@ -117,7 +117,7 @@ def moved(source: str, parts: dict[str, float]) -> None:
 @contextlib.contextmanager
 def dynamo() -> Iterator[None]:
     """Dynamo's compilations in this thread are stages, too."""
-    from torch._dynamo import callback
+    from ._torch import dynamo_callbacks
 
     timeline = _watched.timeline
     thread = threading.get_ident()
@@ -132,7 +132,7 @@ def dynamo() -> Iterator[None]:
         if timeline is not None and threading.get_ident() == thread and begun:
             timeline.leave(begun.pop())
 
-    handler = callback.callback_handler
+    handler = dynamo_callbacks
     handler.register_start_callback(begin)
     handler.register_end_callback(end)
     try:

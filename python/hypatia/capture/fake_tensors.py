@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.fake_tensor import in_kernel_invocation_manager
+
+from .. import _torch
+from .._torch import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 _Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
@@ -55,7 +56,7 @@ class Fakes:
                 self._known[key] = _Known(several, kinds)
         return results
 
-    def view(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def view(self, op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op returns that makes views: the same without torch's look-ups for each."""
         mode = self._mode()
         given = _tensors((args, kwargs))
@@ -91,12 +92,12 @@ def fakes_of(mode: FakeTensorMode) -> Fakes:
     return _of.setdefault(mode, Fakes(mode))
 
 
-def makes_new_memory(op: torch._ops.OpOverload) -> bool:
+def makes_new_memory(op: _torch.OpOverload) -> bool:
     """Whether an op neither changes its inputs nor returns views of them."""
     return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)
 
 
-def makes_views(op: torch._ops.OpOverload) -> bool:
+def makes_views(op: _torch.OpOverload) -> bool:
     """Whether an op does nothing but return one or several views of its first input."""
     kinds = [str(r.type) for r in op._schema.returns]
     return op.is_view and not op._schema.is_mutable and kinds in (["Tensor"], ["List[Tensor]"])

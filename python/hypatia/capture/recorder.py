@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses import FakeTensorMode
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import _torch
+from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
 from .fake_tensors import fakes_of, makes_new_memory, makes_views
 from .layout import layout_of
 from .source_names import Places
@@ -37,8 +34,7 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     Raises:
         UnservedError: the run has what a list of functional ops cannot say.
     """
-    from torch._export.utils import _compiling_state_context
-    from torch.nn.utils.stateless import _reparametrize_module
+    from .._torch import compiling_state_context, reparametrize_module
 
     leaves, in_spec = pytree.tree_flatten((args, dict(kwargs)))
     state = dict(model.named_parameters(remove_duplicate=False))
@@ -56,10 +52,10 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     fake_args, fake_kwargs = pytree.tree_unflatten(inputs, in_spec)
     # Below autograd, composite ops arrive whole.
     with (
-        _compiling_state_context(),
+        compiling_state_context(),
         _without_mha_fastpath(),
-        _reparametrize_module(model, {name: fakes[id(t)] for name, t in state.items()}),
-        torch._C._AutoDispatchBelowAutograd(),
+        reparametrize_module(model, {name: fakes[id(t)] for name, t in state.items()}),
+        _torch.below_autograd(),
         recorder.mode,
         recorder,
     ):
@@ -72,8 +68,8 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     graph.output(tuple(nodes))
     graph.eliminate_dead_code()
     called = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
-    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(called, in_spec, out_spec)))
-    gm = _make_graph_module(model, graph)
+    graph.set_codegen(PyTreeCodeGen(PyTreeInfo(called, in_spec, out_spec)))
+    gm = make_graph_module(model, graph)
     gm.train(model.training)
     return gm
 
@@ -143,7 +139,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an op on fake tensors, and writes it down."""
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, _torch.OpOverload):
             raise UnservedError(f"{func} is no op of torch's")
         if func.namespace == "prim":
             # What kind of tensor it is: that is the same for every call of this graph.
@@ -208,24 +204,24 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 @functools.lru_cache(4096)
-def _traits(op: torch._ops.OpOverload) -> tuple[bool, bool, bool]:
+def _traits(op: _torch.OpOverload) -> tuple[bool, bool, bool]:
     """Whether an op is a composite, whether it stays in one piece with memory of its own, or makes views."""
     composite = is_composite(op)
     whole = stays_whole(op) if composite else makes_new_memory(op)
     return composite, whole, not composite and makes_views(op)
 
 
-def is_composite(op: torch._ops.OpOverload) -> bool:
+def is_composite(op: _torch.OpOverload) -> bool:
     """Whether torch puts an op together from others."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return key in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    key = _torch.DispatchKey.CompositeImplicitAutograd
+    return key in op.py_kernels or _torch.has_kernel_for(op.name(), key)
 
 
-def stays_whole(op: torch._ops.OpOverload) -> bool:
+def stays_whole(op: _torch.OpOverload) -> bool:
     """Whether torch.export would leave a composite op as it is."""
-    from torch._export.utils import _is_preservable_cia_op
+    from .._torch import is_preservable_composite
 
-    return _is_preservable_cia_op(op)
+    return is_preservable_composite(op)
 
 
 def copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from .._torch import OpOverload
 from ..errors import UnsupportedError
 
 _NAMESPACES = ("aten", "prims")

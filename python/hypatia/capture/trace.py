@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import _torch
+from .._torch import disable_current_modes, pytree
 from ..errors import UnsupportedError
 from .model_state import Reads, unchanged
 from .recorder import copied, is_composite, recorded, stays_whole
@@ -126,7 +126,7 @@ def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -
         if wanted is not None:
             wanted[:] = [t.requires_grad for t in tensors]
         # Of a view that was changed in place, asking for it runs ops, which nobody is to trace.
-        with _disable_current_modes():
+        with disable_current_modes():
             stack = [t.grad_fn for t in tensors]
         seen = set()
         while stack:
@@ -170,7 +170,7 @@ def _is_functional(graph: fx.Graph) -> bool:
     """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
 
     def stays(target: Any) -> bool:
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        if not isinstance(target, _torch.OpOverload) or target._schema.is_mutable:
             return False
         return not is_composite(target) or stays_whole(target)
 
@@ -199,7 +199,7 @@ def _ranges(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges
 
 def _values_of_attributes(gm: fx.GraphModule) -> None:
     """Export keeps fake values of calls and inputs; attributes get theirs here."""
-    mode = torch._guards.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    mode = _torch.detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
     for node in gm.graph.find_nodes(op="get_attr"):
         value = node.meta.get("val")
         if value is None and mode is not None:

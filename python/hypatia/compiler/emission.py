@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from .._torch import OpOverload
 from ..capture.fake_tensors import Fakes, makes_new_memory, makes_views
 from ..capture.records import by_schema, resolve
 

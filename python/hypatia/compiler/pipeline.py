@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import fx
-from torch._logging import trace_structured
 
 from .. import _native, timeline
+from .._torch import trace_structured
 from ..capture.records import Captured, capture
 from ..devices import cuda
 from ..errors import UnsupportedError

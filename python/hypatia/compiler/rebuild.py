@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
-from torch.fx._lazy_graph_module import _make_graph_module
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import kernels
+from .._torch import (
+    OpOverload,
+    detect_fake_mode,
+    disable_current_modes,
+    enable_python_dispatcher,
+    make_graph_module,
+)
 from ..capture.fake_tensors import fakes_of
 from ..capture.layout import check_same_type
 from ..capture.records import Captured, by_schema, resolve, target_name, terms, value_of
@@ -45,7 +47,7 @@ def rebuild(
 ) -> Rebuilt:
     """The graph of an emission, with the parameters, names and metadata of the original."""
     # Runs on fake tensors are no work of the user's: a mode that counts or logs ops does not see them.
-    with _disable_current_modes():
+    with disable_current_modes():
         rebuilt = _Rebuilder(gm, captured, disabled_kernels).build(emission)
     known = set(captured.hints)
     if known and not known <= _open_sizes(gm):
@@ -68,7 +70,7 @@ def _open_sizes(gm: fx.GraphModule) -> set[str]:
 
 def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
     """A graph of the values of an emission as they are, computed without kernels of ours."""
-    with _disable_current_modes():
+    with disable_current_modes():
         return _Rebuilder(gm, captured, kernels.names()).build_values(emission)
 
 
@@ -106,7 +108,7 @@ class _Rebuilder:
         out = self.graph.output(output[0])
         out.meta = dict(self.captured.output.meta)
         self._changes_last(out)
-        root = _make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
+        root = make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
         return Rebuilt(root, {nodes[i]["id"]: node.name for i, node in self.env.items()})
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .._torch import OpOverload
 from ..capture.layout import (
     has_aligned_rows,
     layout_of,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _native
+from .. import _native, _torch
 from ..capture.layout import same_strides
 
 log = logging.getLogger(__name__)
@@ -68,18 +68,18 @@ class CudaGraph:
 
     def _record_unnoticed(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
         pool = torch.cuda.graph_pool_handle()
-        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, pool)
+        _torch.begin_allocating_to_pool(self._index, pool)
         try:
             recording, self.results = _native.cuda.record(self._index, side.cuda_stream, run)
         except BaseException:
-            torch._C._cuda_endAllocateToPool(self._index, pool)
-            torch._C._cuda_releasePool(self._index, pool)
+            _torch.end_allocating_to_pool(self._index, pool)
+            _torch.release_pool(self._index, pool)
             raise
-        torch._C._cuda_endAllocateToPool(self._index, pool)
+        _torch.end_allocating_to_pool(self._index, pool)
         # The memory goes back to torch when nobody can run the recording any more.
-        weakref.finalize(self, torch._C._cuda_releasePool, self._index, pool).atexit = False
+        weakref.finalize(self, _torch.release_pool, self._index, pool).atexit = False
         index = self._index
-        self.replay = lambda: recording.launch(torch._C._cuda_getCurrentRawStream(index))
+        self.replay = lambda: recording.launch(_torch.cuda_stream(index))
 
     def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -95,13 +95,13 @@ class Recorded:
         self.bound = bound
         self.index = index
         self._lock = threading.Lock()
-        self._stream = torch._C._cuda_getCurrentRawStream(index)
+        self._stream = _torch.cuda_stream(index)
         self._inputs = [
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in inputs
         ]
 
         def run() -> tuple[torch.Tensor, ...]:
-            results = bound(torch._C._cuda_getCurrentRawStream(index), *self._inputs)
+            results = bound(_torch.cuda_stream(index), *self._inputs)
             if results is None:
                 raise RuntimeError(f"the plan does not run: {bound.refusal(*self._inputs)}")
             return results

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch._subclasses import FakeTensor
 
 from .. import _native
+from .._torch import FakeTensor
 from ..capture.layout import storage_of
 from .weight_changes import are_steady
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
+
+from .._torch import pytree
 
 
 class Finish:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from .. import _native
+from .._torch import pytree
 from ..capture import graph_layouts
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
@@ -19,9 +19,6 @@ from . import torch_calls
 
 KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
-
-CLOSE = 1.03
-"""A plan that takes so many times as long as torch is as good as equal."""
 
 
 class Planner:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+
+from .._torch import OpOverload
 
 LIBTORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 """The library that has the C functions."""

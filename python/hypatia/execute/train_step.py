@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..capture.layout import layout_of
 from .cuda_graph import CudaGraph
 
@@ -42,7 +43,7 @@ class RecordedStep:
         self._parameters = parameters
         self._addresses = [t.data_ptr() for t in primals[:parameters]]
         self._index = next(t for t in primals if t.is_cuda).device.index
-        self._stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._stream = _torch.cuda_stream(self._index)
         self._lock = threading.Lock()
         self._turn: Callable[[], _Turn | None] = lambda: None
         self._inputs = [t.clone() for t in primals[parameters:]]
@@ -59,7 +60,7 @@ class RecordedStep:
         self._copies = [_Copies(group) for group in _in_one_memory(self._results)]
         # What a forward pass writes cannot be lent.
         others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
-        self._lends = hasattr(torch._C, "_storage_Use_Count") and others.isdisjoint(self._storages)
+        self._lends = _torch.optional("storage_use_count") is not None and others.isdisjoint(self._storages)
         kept = {t.data_ptr() for t in self._saved}
         self._watched = [i for i in range(parameters) if self._addresses[i] in kept]
         """Parameters that the backward pass reads: autograd notices if they are changed before it."""
@@ -78,15 +79,15 @@ class RecordedStep:
 
     def _holders(self) -> list[int]:
         """How many hold the memory of each gradient."""
-        count = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+        count = _torch.optional("storage_use_count") or (lambda _: 0)
         return [count(storage) for storage in self._storages]
 
     def _free(self, args: list[Any]) -> bool:
         turn = self._turn()
         return (
             (turn is None or turn.done)
-            and torch._C._cuda_getCurrentRawStream(self._index) == self._stream
-            and not torch._C._len_torch_dispatch_stack()
+            and _torch.cuda_stream(self._index) == self._stream
+            and not _torch.dispatch_mode_count()
             and not torch.cuda.is_current_stream_capturing()
             and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
         )
@@ -129,7 +130,7 @@ class RecordedStep:
             return [None if g is None else g.detach() for g in self._gradients]
         fresh = [None if g is None else torch.empty_like(g) for g in self._gradients]
         pairs = [(f, g) for f, g in zip(fresh, self._gradients, strict=True) if f is not None]
-        torch._foreach_copy_([f for f, _ in pairs], [g for _, g in pairs])
+        _torch.foreach_copy([f for f, _ in pairs], [g for _, g in pairs])
         return fresh
 
 
@@ -171,8 +172,8 @@ class _Copies:
 
 
 def _keeps_graph() -> bool:
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    if ask is None or torch._C._current_graph_task_id() < 0:
+    ask = getattr(_torch.autograd, "_get_current_graph_task_keep_graph", None)
+    if ask is None or _torch.current_graph_task() < 0:
         # Unknown, or called by hand.
         return ask is None
     return ask()

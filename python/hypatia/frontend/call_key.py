@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
+
+from .._torch import pytree
 
 _VALUES = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of which equal values are alike in everything, if their types are equal too."""

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.utils import _pytree as pytree
 
+from .._torch import pytree, use_lazy_graph_module
 from ..capture.model_state import Parts
 from ..compiler.report import GraphReport
-from ..execute.native import NativeGraph, distance
-from ..execute.plans import CLOSE
-from ..execute.timing import in_turns
+from ..execute import choose
+from ..execute.agreement import agree
+from ..execute.native import NativeGraph
 from ..options import Options
 from ..verifier.first_call import effects_of
 from ..verifier.reference import RandomState, changed_inputs, devices_of
@@ -38,7 +37,7 @@ def computes_the_same(
             results.append(pytree.tree_leaves(call(*args, **kwargs)))
             random.restore()
         return len(results[0]) == len(results[1]) and all(
-            distance(a, b) <= 1 if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+            agree(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
             for a, b in zip(*results, strict=True)
         )
 
@@ -78,7 +77,7 @@ class CompiledCall:
             dynamic = tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in range(len(args)))
         try:
             # Most graphs never run: where the plan does, nobody needs their Python code.
-            with torch.no_grad(), _use_lazy_graph_module(True):
+            with torch.no_grad(), use_lazy_graph_module(True):
                 found = optimized(model, args, kwargs, options, dynamic, native=self.positional)
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
@@ -141,9 +140,9 @@ class CompiledCall:
         graph.ranges = dict(self.open)
         if timed:
             with torch.no_grad():
-                self.report.times = graph.choose(args, lambda: model(*args))
+                self.report.times = choose.keep_fastest(graph, args, lambda: model(*args))
         times = self.report.times or {}
-        self.report.memory = graph.bytes
+        self.report.memory = graph.binding.bytes
         if graph.native:
             graph.settled = True
             self.native, self._run = graph.direct, original
@@ -160,10 +159,10 @@ class CompiledCall:
         random = RandomState(devices)
         forms = {"eager": lambda: model(*args, **kwargs), "graph": lambda: gm(*args, **kwargs)}
         with torch.no_grad():
-            times = self.report.times = in_turns(forms, 0.05, gpu=any(d.type == "cuda" for d in devices))
+            times = self.report.times = choose.timed(forms, gpu=any(d.type == "cuda" for d in devices))
         random.restore()
         self.report.kept = "graph"
-        if times.get("graph", math.inf) > CLOSE * times["eager"]:
+        if times.get("graph", math.inf) > choose.CLOSE * times["eager"]:
             self.report.kept, self._run = "eager", model
 
     def outdated(self) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .. import _torch
+from .._torch import pytree
 from ..compiler.report import GraphReport
 from ..locks import COMPILING
 from ..options import Options
@@ -69,7 +70,7 @@ class CompiledModel:
         if torch.is_grad_enabled():
             trained = self._last_trained
             known = trained is not None and not kwargs and trained.accepts(args)
-            if known and not torch._C._is_any_autocast_enabled():
+            if known and not _torch.any_autocast():
                 return trained(args)
             if self._needs_gradients(args, kwargs):
                 return self._train(args, kwargs)
@@ -102,7 +103,7 @@ class CompiledModel:
             and trained.is_direct()
             and not any(t.requires_grad for t in inputs)
             and torch.is_grad_enabled()
-            and not torch._C._is_any_autocast_enabled()
+            and not _torch.any_autocast()
         ):
             return trained.both(inputs, loss, gradient)
         result = self(*inputs)
@@ -114,7 +115,7 @@ class CompiledModel:
         return value.detach()
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch._C._is_any_autocast_enabled():
+        if _torch.any_autocast():
             return self._by_torch()(*args, **kwargs)
         entry = self.prepare(*args, **kwargs)
         return self.model(*args, **kwargs) if entry is None else entry(args, kwargs)
@@ -195,7 +196,7 @@ class CompiledModel:
         return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch._C._is_any_autocast_enabled() or kwargs:
+        if _torch.any_autocast() or kwargs:
             return self._by_torch()(*args, **kwargs)
         leaves, signature = signature_of(args, kwargs)
         if signature is None or signature.shared:
@@ -228,7 +229,7 @@ class CompiledModel:
                     return self.model(*args, **kwargs)
                 try:
                     return captured(*args, **kwargs)
-                except torch._dynamo.exc.TorchDynamoException:
+                except _torch.TorchDynamoException:
                     # Nothing of the model has run where its capture failed.
                     log.info("the model runs as it is: torch.compile cannot capture it", exc_info=True)
                     return self.model(*args, **kwargs)

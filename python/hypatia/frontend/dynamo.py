@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .. import _torch
+from .._torch import TracingContext, aot_autograd, min_cut_partition
 from ..capture import source_names
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -69,9 +67,9 @@ def hypatia(
     # Common subexpressions are found in the e-graph; torch's own search for them would import
     # all of Inductor, which takes seconds.
     settings = {"cse": False}
-    if passes is not None and hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
+    if passes is not None and hasattr(_torch.functorch_config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
-    with COMPILING, torch._functorch.config.patch(settings), stage(AUTOGRAD):
+    with COMPILING, _torch.functorch_config.patch(settings), stage(AUTOGRAD):
         return compiler(gm, example_inputs)
 
 
@@ -172,7 +170,7 @@ def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.Gr
     stack = changed_inputs(joint)
     while stack:
         for user in stack.pop().users:
-            if isinstance(user.target, torch._ops.OpOverload) and not user.target._schema.is_mutable:
+            if isinstance(user.target, _torch.OpOverload) and not user.target._schema.is_mutable:
                 user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
                 if user.target.is_view:
                     stack.append(user)
@@ -181,7 +179,7 @@ def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.Gr
         if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
             for read in node.all_input_nodes:
                 _base(read).meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    return min_cut_partition(joint, inputs, **kwargs)
 
 
 def _base(node: fx.Node) -> fx.Node:
@@ -216,13 +214,13 @@ def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
 
 
 def _is_change(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, _torch.OpOverload) and node.target._schema.is_mutable
 
 
 @stage(REBUILD)
 def _runnable(compiled: CompiledGraph) -> Callable[[list[Any]], Any]:
     gm = compiled.optimized
-    gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+    gm.graph.set_codegen(_torch.BoxedCodeGen())
     gm.recompile()
     return gm.forward if compiled.planner is None else NativeGraph(gm, compiled.planner, gm.forward)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
+from .._torch import OpOverload, pytree
 from ..capture.model_state import Reads
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from .. import _torch
+from .._torch import FakeTensorMode, TracingContext, pytree, tracing
 from ..capture.layout import overlaps
 from ..capture.model_state import Parts
 from ..capture.records import value_of
@@ -127,7 +126,7 @@ class Trained:
             and not self.eager
             and self._single
             and step.wanted == [0]
-            and not torch._C._are_functorch_transforms_active()
+            and not _torch.functorch_active()
             and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
         )
 
@@ -185,7 +184,7 @@ class Trained:
             args = pytree.tree_unflatten(list(leaves), self._form)
             return self.model(*args)
         step = self.step
-        if step is None or torch._C._are_functorch_transforms_active():
+        if step is None or _torch.functorch_active():
             results = self._run(*leaves)
         else:
             if not step.settled and step.ready:

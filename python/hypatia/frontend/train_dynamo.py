@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from .. import _native
+from .. import _native, _torch
+from .._torch import OpOverload
 from ..capture.records import value_of
-from ..execute.native import NativeGraph, distance
+from ..execute.agreement import agree
+from ..execute.native import NativeGraph
 from ..execute.train_step import RecordedStep
 from .dynamo import Pass
 
@@ -130,7 +131,7 @@ class Step:
         """The results of the model."""
         if self.in_caller:
             # Autograd asks for it when a backward pass begins. What it is told at the end of one, it forgets.
-            torch._C._set_multithreading_enabled(False)
+            _torch.set_multithreaded_backward(False)
         return _apply(self, *self.parameters, *inputs)
 
     def _as_they_are(
@@ -166,7 +167,7 @@ class Step:
             tangents = [torch.ones_like(results[i]) for i in self.wanted]
             if all(native):
                 self._add(forms, "masked", lambda: masked(forward, backward, self.count))
-            if not all(native) or forward.calls or backward.calls:
+            if not all(native) or forward.binding.calls or backward.binding.calls:
                 self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
             if any(native) and "recorded" in forms:
                 # Torch's ops, where its kernels are the faster ones.
@@ -208,7 +209,7 @@ def _compare(
         got = step(passes)
         expected = got if expected is None else expected
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
-        if all(distance(a, b) <= 1 for a, b in pairs):
+        if all(agree(a, b) for a, b in pairs):
             right[name] = passes
         else:
             # Where an input of a ReLU is nearly zero, another order of sums decides otherwise.
@@ -229,18 +230,19 @@ def _compare(
 
 def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | None:
     """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks."""
-    keeps = {place - count: output for place, output in forward.keeps.items()}
-    pairs = [(keeps[place], taken) for place, taken in backward.masks.items() if place in keeps]
+    ours, theirs = forward.binding, backward.binding
+    keeps = {place - count: output for place, output in ours.keeps.items()}
+    pairs = [(keeps[place], taken) for place, taken in theirs.masks.items() if place in keeps]
     if not pairs:
         return None
     kept, taken = zip(*pairs, strict=True)
-    first = forward.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
-    second = backward.bound_to(backward.planner.with_masks(masked=taken))
+    first = ours.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
+    second = theirs.bound_to(backward.planner.with_masks(masked=taken))
 
     def run(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
         outputs = None
-        if not torch._C._len_torch_dispatch_stack():
-            outputs = first(forward.lead(), *[args[i] for i in forward.inputs])
+        if not _torch.dispatch_mode_count():
+            outputs = first(ours.lead(), *[args[i] for i in ours.inputs])
         if outputs is None:
             returned = forward(args)
             return returned[:count], returned[count:], 0
@@ -250,9 +252,9 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
     def back(saved: Tensors, bits: int, tangents: list[Any]) -> Tensors:
         args = [*saved[: len(saved) - bits], *tangents]
         outputs = None
-        if bits and not torch._C._len_torch_dispatch_stack():
-            given = [args[i] for i in backward.inputs]
-            outputs = second(backward.lead(), *given, *saved[len(saved) - bits :])
+        if bits and not _torch.dispatch_mode_count():
+            given = [args[i] for i in theirs.inputs]
+            outputs = second(theirs.lead(), *given, *saved[len(saved) - bits :])
         return backward(args) if outputs is None else backward.finished(outputs)
 
     return Passes(run, back)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .._torch import pytree
 from ..frontend.direct import CompiledModel
 from ..frontend.direct import compile as hypatia_compile
 from ..verifier.gradients import WithGradients
@@ -111,7 +110,7 @@ def bench(
     """
     names = ["eager", *(b for b in backends if b != "eager")]
     cells = {name: Cell(workload.name, name) for name in names}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         model, inputs, *rest = workload.build(dtype, device)
         kwargs: dict[str, Any] = rest[0] if rest else {}
@@ -156,7 +155,7 @@ def bench(
             cell.microseconds = 1e6 * statistics.median(cell.samples)
             cell.ratio = times_as_fast(cell.samples, cells["eager"].samples)
     model.zero_grad(set_to_none=True)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return [cells[name] for name in backends]
 
 

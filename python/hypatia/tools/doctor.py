@@ -178,14 +178,16 @@ def _backend() -> Iterable[Finding]:
         yield Finding("backend", "entry point", "missing", "not visible to torch.compile", advice, fatal=True)
         return
     yield Finding("backend", "entry point", "ok", f"{entry.group}: {entry.value}")
-    import torch._dynamo
+    import torch
 
-    listed = "hypatia" in torch._dynamo.list_backends(exclude_tags=())
+    from .._torch import dynamo_config
+
+    listed = "hypatia" in torch.compiler.list_backends(exclude_tags=())
     advice = "" if listed else "torch does not list it; see TORCH_LOGS=dynamo"
     yield Finding(
         "backend", "Dynamo", "ok" if listed else "warning", f"{'' if listed else 'not '}listed", advice
     )
-    if torch._dynamo.config.disable:
+    if dynamo_config.disable:
         advice = "unset TORCHDYNAMO_DISABLE: nothing is compiled"
         yield Finding("backend", "Dynamo", "warning", "turned off", advice)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo
 
 SAMPLE_SECONDS = 0.02
 """A sample is as many calls as take this long, one at least."""

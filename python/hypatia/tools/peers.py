@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .. import _torch
+from .._torch import pytree
 from ..frontend.direct import compile as hypatia_compile
 from ..verifier.gradients import cotangents, differentiable
 from .measure import Call
@@ -56,13 +56,12 @@ def compiled_by(
 
 def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """By Inductor with freezing and max-autotune, compiled already."""
-    import torch._inductor.config
 
     # As options they tell Dynamo that this is another compiler than plain Inductor; in some releases
     # freezing does nothing as an option.
     settings = {"freezing": True, "max_autotune": True}
     compiled = torch.compile(model, backend="inductor", options=settings, dynamic=False)
-    with torch.no_grad(), torch._inductor.config.patch(settings):
+    with torch.no_grad(), _torch.inductor_config.patch(settings):
         compiled(*inputs)
     return compiled
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from .._torch import disable_current_modes, pytree
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
@@ -276,7 +275,7 @@ def _lazy(value: torch.Tensor) -> bool:
 def quietly() -> Iterator[None]:
     """Runs ops without gradients and unseen by dispatch modes: torch's own check of a first call, and
     a user's counters."""
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), disable_current_modes():
         yield
 
 

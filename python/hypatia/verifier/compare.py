@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from .._torch import OpOverload
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
+from .. import _torch
+from .._torch import FakeTensor
 from ..compiler import pipeline
 from ..compiler.pipeline import CompiledGraph, Part
 from ..compiler.report import Check, GraphReport, Removed
 from ..errors import PrecisionWarning, VerificationWarning
+from ..execute import choose
 from ..execute.native import NativeGraph
 from ..locks import COMPILING
 from ..timeline import COMPARISON, FORMS, stage
@@ -147,8 +149,8 @@ class Guard:
         """Keeps the plan, or torch's ops if these are faster, and right too."""
         plan = form.forward
         with quietly(), stage(FORMS):
-            self.report.times = plan.choose(trial.inputs) or None
-        self.report.memory = plan.bytes
+            self.report.times = choose.keep_fastest(plan, trial.inputs) or None
+        self.report.memory = plan.binding.bytes
         plan.settled = True
         if not plan.native:
             right = trial.run(Form(form.compiled, plan.graph)).ok
@@ -275,9 +277,9 @@ def effects_of(gm: fx.GraphModule) -> list[str]:
 def _checkable(args: Sequence[Any]) -> bool:
     """Whether these are real values that can be computed with more than once."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if any(isinstance(t, FakeTensor) or t.is_meta or torch._is_functional_tensor(t) for t in tensors):
+    if any(isinstance(t, FakeTensor) or t.is_meta or _torch.is_functional_tensor(t) for t in tensors):
         return False
     if any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing():
         return False
     # That flag is the process's: while another thread compiles, calls of this one are checked all the same.
-    return not (torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack())
+    return not (torch.compiler.is_compiling() and _torch.dispatch_mode_count())

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from .._torch import pytree
 
 
 def cotangents(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

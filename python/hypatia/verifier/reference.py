@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
+from .._torch import OpOverload, pytree
 from ..capture.records import value_of
 from ..timeline import EAGER, WIDE, stage
 

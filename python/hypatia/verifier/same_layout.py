@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .._torch import pytree
 from ..capture.model_state import buffers_kept
 from .reference import RandomState, devices_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .._torch import pytree
 from ..capture.model_state import buffers_kept
 from ..timeline import CALL, EAGER, WIDE, stage
 from .judge import FACTOR, ULPS

@@ -45,7 +45,8 @@ class Own:
     def build(self, dtype: Any, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """The model, its inputs and its keyword arguments; floating ones in this dtype, if one is given."""
         import torch
-        from torch.utils import _pytree as pytree
+
+        from ..._torch import pytree
 
         inputs, kwargs = self.subject.inputs, self.subject.kwargs
         if dtype is None:
@@ -203,7 +204,8 @@ def _unpacked(result: Any, spec: str) -> Subject:
 
 def _moved(subject: Subject, device: str) -> Subject:
     import torch
-    from torch.utils import _pytree as pytree
+
+    from ..._torch import pytree
 
     if device == "cpu":
         return subject

@@ -66,8 +66,8 @@ def _compared(
     from hypatia import timeline
     from hypatia.verifier.gradients import WithGradients
 
-    if against not in torch._dynamo.list_backends(exclude_tags=()):
-        known = ", ".join(torch._dynamo.list_backends())
+    if against not in torch.compiler.list_backends(exclude_tags=()):
+        known = ", ".join(torch.compiler.list_backends())
         raise click.ClickException(f"there is no backend {against!r}; there are {known}")
     parsed = parse_options(options) if against == "hypatia" else {}
     given = load(subject, device)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
-from torch._dynamo.utils import counters
 
+from ..._torch import dynamo_counters
 from ...capture.source_names import Line
 
 
@@ -28,7 +28,7 @@ class Breaks:
     """Collects them while a model is compiled."""
 
     def __init__(self) -> None:
-        self._before = Counter(counters["graph_break"])
+        self._before = Counter(dynamo_counters["graph_break"])
         self._found: Counter[tuple[str, Line | None]] = Counter()
 
     def saw(self, gm: fx.GraphModule) -> None:
@@ -52,7 +52,7 @@ class Breaks:
         # Callers of a function that has one break as well, for the same reason.
         seen = {reason for reason, _ in self._found}
         counted: Counter[str] = Counter()
-        for text, times in (Counter(counters["graph_break"]) - self._before).items():
+        for text, times in (Counter(dynamo_counters["graph_break"]) - self._before).items():
             counted[_short(text)] += times
         for reason, times in counted.items():
             if reason not in seen:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from ..._torch import pytree
 from ...capture.layout import storage_of
 from ...capture.records import value_of
 from ...capture.source_names import called

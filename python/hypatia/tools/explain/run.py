@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ... import timeline
+from ..._torch import pytree
 from ...capture.model_state import buffers_kept, untouched
 from ...compiler.pipeline import Left, hearing_of_left
 from ...compiler.report import GraphReport, Replay

@@ -1,0 +1,212 @@
+"""Every private name of torch that the compiler uses. Nothing else in it imports one.
+
+torch promises nothing about them. A name that a version of torch does not have is an `ImportError` that says
+what it was for, and `tests/test_torch_names.py` fails with the same words. Names are looked up when they are
+asked for: some are in modules that take seconds to import.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+    from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+    from torch._guards import TracingContext as TracingContext
+    from torch._guards import detect_fake_mode as detect_fake_mode
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses import FakeTensor as FakeTensor
+    from torch._subclasses import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+class Name(NamedTuple):
+    """A private name: where it is, what it is for, and what is done without it."""
+
+    module: str
+    attribute: str
+    """Empty: the module itself."""
+    purpose: str
+    without: str = "required"
+
+    @property
+    def path(self) -> str:
+        """Module and attribute."""
+        return f"{self.module}.{self.attribute}".rstrip(".")
+
+    def found(self) -> Any:
+        """What it names.
+
+        Raises:
+            ImportError: torch has it no more.
+        """
+        try:
+            module = importlib.import_module(self.module)
+            return getattr(module, self.attribute) if self.attribute else module
+        except (ImportError, AttributeError) as error:
+            import torch
+
+            where = f"torch {torch.__version__} has no {self.path}"
+            raise ImportError(f"{where}, which hypatia needs for this: {self.purpose}") from error
+
+
+NAMES = {
+    "OpOverload": Name(
+        "torch._ops", "OpOverload", "one overload of an op: what nodes of captured graphs call"
+    ),
+    "FakeTensor": Name(
+        "torch._subclasses", "FakeTensor", "tensors without data, which say what a call would return"
+    ),
+    "FakeTensorMode": Name("torch._subclasses", "FakeTensorMode", "makes fake tensors of calls"),
+    "in_kernel_invocation_manager": Name(
+        "torch._subclasses.fake_tensor",
+        "in_kernel_invocation_manager",
+        "a fake tensor that kernels of the meta device take",
+    ),
+    "detect_fake_mode": Name(
+        "torch._guards", "detect_fake_mode", "the mode that the values of a graph were made in"
+    ),
+    "TracingContext": Name("torch._guards", "TracingContext", "which inputs of a graph are weights"),
+    "tracing": Name("torch._guards", "tracing", "AOTAutograd called without Dynamo"),
+    "TorchDispatchMode": Name("torch.utils._python_dispatch", "TorchDispatchMode", "sees every op of a run"),
+    "disable_current_modes": Name(
+        "torch.utils._python_dispatch",
+        "_disable_current_modes",
+        "work of ours is not seen by modes of the user's",
+    ),
+    "dispatch_mode_count": Name(
+        "torch._C", "_len_torch_dispatch_stack", "a mode that counts or logs ops is to see torch's"
+    ),
+    "enable_python_dispatcher": Name(
+        "torch._dispatch.python", "enable_python_dispatcher", "fake tensors with open sizes"
+    ),
+    "pytree": Name("torch.utils._pytree", "", "arguments and results of any structure"),
+    "PyTreeCodeGen": Name("torch.fx.graph", "_PyTreeCodeGen", "graphs that are called like their model"),
+    "PyTreeInfo": Name("torch.fx.graph", "_PyTreeInfo", "the same: the structure of arguments"),
+    "BoxedCodeGen": Name(
+        "torch.fx.graph", "_BoxedCodeGen", "graphs that take a list of arguments and empty it"
+    ),
+    "make_graph_module": Name(
+        "torch.fx._lazy_graph_module",
+        "_make_graph_module",
+        "graphs whose Python code is made when it is needed",
+    ),
+    "use_lazy_graph_module": Name(
+        "torch.fx._lazy_graph_module", "_use_lazy_graph_module", "the same, where torch makes the graph"
+    ),
+    "reparametrize_module": Name(
+        "torch.nn.utils.stateless", "_reparametrize_module", "a model run with fake weights"
+    ),
+    "compiling_state_context": Name(
+        "torch._export.utils", "_compiling_state_context", "a model is told that it is being exported"
+    ),
+    "is_preservable_composite": Name(
+        "torch._export.utils", "_is_preservable_cia_op", "which composite ops torch.export leaves whole"
+    ),
+    "below_autograd": Name("torch._C", "_AutoDispatchBelowAutograd", "composite ops arrive whole"),
+    "DispatchKey": Name("torch._C", "DispatchKey", "which ops are composites"),
+    "has_kernel_for": Name("torch._C", "_dispatch_has_kernel_for_dispatch_key", "the same"),
+    "is_functional_tensor": Name(
+        "torch", "_is_functional_tensor", "wrapped tensors of AOTAutograd cannot be checked"
+    ),
+    "aot_autograd": Name(
+        "torch._dynamo.backends.common", "aot_autograd", "forward and backward graphs of what Dynamo captured"
+    ),
+    "min_cut_partition": Name(
+        "functorch.compile", "min_cut_rematerialization_partition", "splits a training step in two graphs"
+    ),
+    "functorch_config": Name(
+        "torch._functorch.config", "", "settings of AOTAutograd, set for one compilation"
+    ),
+    "dynamo_config": Name("torch._dynamo.config", "", "whether torch.compile is switched off"),
+    "inductor_config": Name("torch._inductor.config", "", "frozen weights, for a peer of the benchmarks"),
+    "trace_structured": Name(
+        "torch._logging", "trace_structured", "optimized graphs in torch's structured log"
+    ),
+    "dynamo_callbacks": Name(
+        "torch._dynamo.callback",
+        "callback_handler",
+        "when a compilation begins and ends: the timeline of a report",
+    ),
+    "dynamo_counters": Name("torch._dynamo.utils", "counters", "reasons of graph breaks"),
+    "TorchDynamoException": Name(
+        "torch._dynamo.exc", "TorchDynamoException", "what torch.compile raises by itself"
+    ),
+    "functorch_active": Name(
+        "torch._C", "_are_functorch_transforms_active", "function transforms need torch's own ops"
+    ),
+    "any_autocast": Name(
+        "torch._C", "_is_any_autocast_enabled", "under autocast a plan has the wrong dtypes"
+    ),
+    "cublas_allows_tf32": Name("torch._C", "_get_cublas_allow_tf32", "plans are bound for one setting"),
+    "set_multithreaded_backward": Name(
+        "torch._C", "_set_multithreading_enabled", "option backward_in_caller"
+    ),
+    "autograd": Name(
+        "torch._C", "_autograd", "whether a backward pass keeps its graph", "gradients are copied, not lent"
+    ),
+    "current_graph_task": Name(
+        "torch._C", "_current_graph_task_id", "the same: whether a backward pass runs"
+    ),
+    "storage_use_count": Name(
+        "torch._C",
+        "_storage_Use_Count",
+        "whether somebody still holds gradients that were lent",
+        "gradients are copied, not lent",
+    ),
+    "foreach_copy": Name("torch", "_foreach_copy_", "many copies by one kernel"),
+    "cuda_stream": Name(
+        "torch._C", "_cuda_getCurrentRawStream", "the stream that a plan runs on", "only on a GPU"
+    ),
+    "begin_allocating_to_pool": Name(
+        "torch._C",
+        "_cuda_beginAllocateCurrentThreadToPool",
+        "memory of a CUDA graph that is recorded by us",
+        "only on a GPU",
+    ),
+    "end_allocating_to_pool": Name("torch._C", "_cuda_endAllocateToPool", "the same", "only on a GPU"),
+    "release_pool": Name("torch._C", "_cuda_releasePool", "the same", "only on a GPU"),
+}
+
+ATTRIBUTES = {
+    "torch._ops.OpOverload._schema": "arguments of an op, and whether it changes them",
+    "torch.fx.Graph._codegen": "how a graph is called",
+    "torch.nn.Module._call_impl": "the frames of calls of modules: names of nodes",
+    "torch.Tensor._is_view": "whether a value has memory of its own",
+    "torch.Tensor._version": "whether a weight was changed",
+    "torch.Tensor._base": "what a tensor is a view of",
+}
+"""Private attributes of public things, and what they are for."""
+
+
+def gathered_parameters() -> set[int] | None:
+    """The ids of parameters that ``fully_shard`` gathers before every call; none if nobody knows."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    if states is None or "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return set()
+    try:
+        known = [s for s in states._module_state_mapping.values() if hasattr(s, "_fsdp_param_group")]
+        groups = [g for s in known for g in getattr(s, "_fsdp_param_groups", [s._fsdp_param_group]) if g]
+        return {id(getattr(p, "_unsharded_param", None)) for g in groups for p in g.fsdp_params}
+    except AttributeError:
+        return None
+
+
+@functools.cache
+def optional(name: str) -> Any:
+    """What a name stands for; none where torch does not have it."""
+    try:
+        return NAMES[name].found()
+    except ImportError:
+        return None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = NAMES[name].found()
+    return value

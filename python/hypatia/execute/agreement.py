@@ -1,0 +1,76 @@
+"""Whether two results of one computation agree, where roundings in another order are all that differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import Any
+
+import torch
+
+from .._torch import pytree
+
+NEARLY = 1e-3
+"""Results that are smaller than this share of the inputs are judged by the inputs' roundings as well."""
+
+ULPS = 64.0
+"""Roundings of the largest value by which results may differ."""
+
+JUMPS = 4.0
+"""How many times as far as torch's own results move, when the inputs are moved by a rounding."""
+
+
+def agree(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether results are apart by roundings alone."""
+    return distance(ours, theirs) <= 1
+
+
+def agree_at_new_sizes(
+    results: Sequence[Any], expected: Sequence[Any], args: Sequence[Any], run: Callable[[list[Any]], Any]
+) -> bool:
+    """Whether a plan's results are those of torch's ops, which `run` runs."""
+    pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]
+    apart = max(starmap(distance, pairs), default=0.0)
+    if 1 < apart < math.inf:
+        # A difference of numbers that are nearly equal has the roundings of those.
+        sizes = [a.detach().abs().amax().item() for a in args if _is_float(a) and a.numel()]
+        least = NEARLY * max(sizes, default=0.0)
+        apart = max((distance(a, b, least) for a, b in pairs), default=0.0)
+    if 1 < apart < math.inf:
+        # Nor is it wrong where torch's own results jump when the inputs are moved by a rounding.
+        moved = pytree.tree_leaves(run([_moved(a) for a in args]))
+        kept = [m for m, r in zip(moved, results, strict=True) if isinstance(r, torch.Tensor)]
+        own = [distance(m, b) for m, (_, b) in zip(kept, pairs, strict=True)]
+        return apart <= JUMPS * max(own, default=0.0)
+    return apart <= 1
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
+    """How far results are apart, in units of what roundings in another order explain."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs) else math.inf
+    if not ours.numel():
+        return 0.0
+    a, b = ours.double(), theirs.double()
+    odd = ~torch.isfinite(b)
+    if not torch.equal(a[odd].nan_to_num(), b[odd].nan_to_num()):
+        return math.inf
+    scale = b[~odd].abs().max().item() if (~odd).any() else 1.0
+    apart = (a - b)[~odd].abs().max().item() if (~odd).any() else 0.0
+    return apart / (max(scale, least, 1e-30) * ULPS * torch.finfo(ours.dtype).eps)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _moved(value: Any) -> Any:
+    """A tensor moved by up to a rounding, always the same way."""
+    if not _is_float(value):
+        return value
+    dice = torch.Generator().manual_seed(0)
+    share = torch.rand(value.shape, generator=dice).mul_(2).sub_(1).to(value)
+    return value * (1 + share * torch.finfo(value.dtype).eps)

@@ -1,0 +1,254 @@
+"""Plans of a graph, bound to its weights as they are now: one for each set of sizes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _native, _torch, store
+from ..capture.records import value_of
+from . import torch_calls
+from .cuda_graph import Recorded
+from .folding import folded_bytes, watch
+from .outputs import Finish
+from .plans import Planner
+from .weight_changes import are_steady
+
+log = logging.getLogger(__name__)
+
+# For plans with calls into torch: two pools of threads would fight, since torch's spin after every op.
+_native.borrow_threads(str(torch_calls.LIBTORCH))
+
+KEPT = 64
+"""Sets of sizes for which a graph keeps a plan."""
+
+Bound = tuple[Any, Finish]
+"""A bound plan, and what makes results of what it returns."""
+
+
+class Binding:
+    """Binds the plans of a graph to its weights, and again when these change."""
+
+    def __init__(self, gm: fx.GraphModule, planner: Planner, without: Sequence[str] = ()) -> None:
+        self.gm = gm
+        self.planner = planner
+        self.device = planner.device
+        self.refusal = ""
+        """Why nothing was bound when it was asked last, as far as that is known."""
+        self.only: Callable[..., Any] | None = None
+        """The plan of a training step, which has no constants and no other sizes."""
+        self.bound: dict[tuple[int, ...], Bound] = {}
+        """Plans by sizes."""
+        self._without = list(without)
+        """Kinds of linear layers that are not used."""
+        self._weights: list[int] = []
+        self._alive: list[Any] = []
+        self._memory: list[torch.Tensor] = []
+        self._tf32: bool | None = None
+        self._describe(json.loads(planner.at(planner.hints).describe()))
+        self.lead: Callable[[], int] = torch.get_num_threads
+        """What a plan is given first: the number of threads, or the stream."""
+        if self.device.type == "cuda":
+            self.lead = functools.partial(_torch.cuda_stream, self.device.index or 0)
+
+    def _describe(self, described: dict[str, Any]) -> None:
+        names = self.planner.names
+        nodes = {n.name: n for n in self.gm.graph.nodes}
+        position = {n: i for i, n in enumerate(self.gm.graph.find_nodes(op="placeholder"))}
+        self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
+        sources = {n for i in described["constants"] for n in _sources(self._node[i])}
+        self.steps: list[str] = described["steps"]
+        self.calls = len(described["calls"])
+        self.arity = len(position)
+        self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
+        self.weights = sorted(position[n] for n in sources if n in position)
+        self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
+        self.finish = Finish(self.gm, described, self.planner.plain)
+        """Makes results of a training step."""
+        self.keeps: dict[int, int] = {}
+        """Results beside which the mask of a ReLU can be kept, and the plan's outputs that they are."""
+        if self.planner.saved:
+            self.keeps = {p: o for o in described["keeps"] for p in self.finish.places(o)}
+        self.masks = {self.inputs[i]: i for i in described["masks"]}
+        """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
+
+    def is_current(self) -> bool:
+        """Whether the plans were bound under the settings of now."""
+        return self._tf32 is None or self._tf32 == _torch.cublas_allows_tf32()
+
+    def known(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
+        """The plan for these sizes, if it is bound to these weights."""
+        found = self.bound.get(sizes)
+        if found is None or self.planner.saved:
+            return None
+        return found if not self.weights or [id(args[i]) for i in self.weights] == self._weights else None
+
+    def bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
+        """The plan bound to the weights as they are now; none if changes could go unnoticed.
+
+        Raises:
+            HypatiaError: there is no plan for these sizes.
+        """
+        weights = [args[i] for i in self.weights]
+        attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
+        if not are_steady((*weights, *attributes)):
+            self.refusal = "changes of its weights could go unnoticed"
+            return None
+        ids = [id(w) for w in weights]
+        if ids != self._weights or not all(b.current() for b, _ in self.bound.values()):
+            # Nothing of other weights is shared, even if these lie where those lay.
+            self.bound.clear()
+        known = self._newly_bound(args, sizes, [*weights, *attributes])
+        if known is None:
+            return None
+        while len(self.bound) >= KEPT:
+            self.bound.pop(next(iter(self.bound)))
+        self.bound[sizes] = known
+        if self.planner.saved:
+            self.only = known[0] if self.device.type == "cuda" else _arranging(*known)
+        # The plan knows whether the objects with these numbers are still the same. Their memory is kept until
+        # they are gone or others are in their place: so long no other memory can lie at the same address.
+        self._weights = ids
+        self._memory = [w.detach() for w in (*weights, *attributes)]
+        self._alive = watch(self, (*weights, *attributes))
+        return known
+
+    def _newly_bound(
+        self, args: Sequence[Any], sizes: tuple[int, ...], watched: list[torch.Tensor]
+    ) -> Bound | None:
+        values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
+        plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
+        described = json.loads(plan.describe())
+        nodes = [self._node[i] for i in described["constants"]]
+        with torch.inference_mode(False), torch.no_grad():
+            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
+            if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
+                self.refusal = "the model was converted since it was compiled"
+                return None
+            _open_tuning(store.tuning_folder())
+            bound = self._bound_plan(plan, described, constants, watched)
+            if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
+                bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
+        return bound, Finish(self.gm, described, self.planner.plain)
+
+    def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Any:
+        """Another plan of the graph, without constants; so many last outputs follow the results."""
+        return self._bound_plan(plan, json.loads(plan.describe()), [], [], more)
+
+    def _bound_plan(
+        self,
+        plan: _native.NativePlan,
+        described: dict[str, Any],
+        constants: list[torch.Tensor],
+        watched: list[torch.Tensor],
+        more: int = 0,
+    ) -> Any:
+        libtorch = str(torch_calls.LIBTORCH)
+        made = self.planner.calls(described["calls"])
+        most = self.planner.most
+        room = None if most is None else max(0, most - folded_bytes(self.gm))
+        like, _ = next(reversed(self.bound.values()), (None, None))
+        if self.device.type != "cuda":
+            threads = torch.get_num_threads()
+            return plan.bind(constants, watched, made, libtorch, threads, room, self._without, like)
+        self._tf32 = _torch.cublas_allows_tf32()
+        returns = None
+        if self.planner.saved:
+            outputs = plan.outputs()
+            returns = [*self.finish.returns, *range(outputs - more, outputs)]
+        return _native.BoundCudaPlan(
+            plan,
+            constants,
+            watched,
+            made,
+            libtorch,
+            self.device.index or 0,
+            self.lead(),
+            self._tf32,
+            returns,
+            self.planner.split,
+            room,
+            like.bound if isinstance(like, Recorded) else like,
+        )
+
+    def _recorded(self, bound: Any, inputs: tuple[torch.Tensor, ...]) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return bound
+        try:
+            return Recorded(bound, self.device.index or 0, inputs)
+        except RuntimeError as e:
+            log.info("the plan is not recorded as a CUDA graph: %s", e)
+            return bound
+
+    def forget(self) -> None:
+        """Drops the plans: a weight is gone, or a setting is another one."""
+        self.only = None
+        self.bound.clear()
+        self._memory.clear()
+
+    def take(self, other: Binding) -> None:
+        """Takes the plans of another binding of the same graph."""
+        self._without, self.bound = other._without, other.bound
+
+    def leave(self) -> None:
+        """Stops watching the weights: somebody else takes the plans, or they go."""
+        self._alive = []
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of values in between and of packed weights, over all sizes that are kept."""
+        both = [bound.bytes() for bound, _ in self.bound.values()]
+        return max((a for a, _ in both), default=0), max((p for _, p in both), default=0)
+
+    @property
+    def kinds(self) -> list[str]:
+        """How each linear layer is computed."""
+        return next(iter(self.bound.values()))[0].kinds() if self.bound else []
+
+
+def _arranging(bound: Any, finish: Finish) -> Callable[..., Any]:
+    """A plan that returns its outputs, as one that returns what results are made of."""
+
+    def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
+        outputs = bound(lead, *inputs)
+        return None if outputs is None else finish.arranged(outputs, inputs)
+
+    return run
+
+
+@functools.cache
+def _open_tuning(folder: Path | None) -> None:
+    _native.tuning_folder(folder)
+
+
+def _sources(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at not in found:
+            found.add(at)
+            stack.extend(at.all_input_nodes)
+    return found
+
+
+def _value(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node that is made of weights only."""
+    if node not in values:
+        if node.op == "get_attr":
+            values[node] = operator.attrgetter(node.target)(gm)
+        else:
+            for operand in node.all_input_nodes:
+                _value(gm, operand, values)
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            function = gm.get_submodule(node.target) if node.op == "call_module" else node.target
+            values[node] = function(*args, **kwargs)
+    return values[node]
