@@ -47,7 +47,7 @@ def run(code: str, **kwargs: Any) -> str:
         "import importlib, sys, types\n"
         "package = sys.modules['package'] = types.ModuleType('package')\n"
         f"package.__path__ = [{os.path.dirname(store.__file__)!r}]\n"
-        "cache = importlib.import_module('package.cache')\n"
+        "store = importlib.import_module('package.store')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", load + code], capture_output=True, text=True, timeout=60, **kwargs
@@ -347,7 +347,7 @@ def test_an_odd_entry_counts_as_absent_and_nobody_waits(
     code = f"print(store.get('plan', {KEY!r}), [e.key for e in store.entries()][:3], store.clear())"
     assert run(limit + code).startswith("None")
     # It may be replaced, by its name, but not written or followed.
-    found = run(f"cache.put('plan', {KEY!r}, b'new'); print(store.get('plan', {KEY!r}))")
+    found = run(f"store.put('plan', {KEY!r}, b'new'); print(store.get('plan', {KEY!r}))")
     assert found == ("None" if name == "a folder" else "b'new'")
     assert (path / "inner").is_dir() or name != "a folder"
     if before is not None:
