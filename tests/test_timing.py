@@ -167,7 +167,7 @@ def test_the_same_by_torch_compile(right: bool, monkeypatch: pytest.MonkeyPatch)
         ops = graph.graph
         graph.graph = ops if right else lambda args: [t + 0.1 for t in ops(args)]
 
-    timed(monkeypatch, change, plan=3.0, graph=1.0)
+    timed(monkeypatch, change, plan=3.0, graph=1.0, eager=2.0)
     model, x = mlp(), torch.randn(4, 8)
     compiled = torch.compile(model, backend="hypatia")
     with torch.no_grad(), collecting() as reports:
@@ -176,6 +176,27 @@ def test_the_same_by_torch_compile(right: bool, monkeypatch: pytest.MonkeyPatch)
     (report,) = reports
     assert report.kept == ("graph" if right else "eager")
     assert "dropped" in str(report)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fastest", ["plan", "graph", "eager"])
+def test_torch_compile_keeps_the_fastest_form(
+    fastest: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager is among them: the graph as it was captured. On a CPU a training step has no plan."""
+    times = {"plan": 3.0, "graph": 3.0, "eager": 3.0, fastest: 1.0}
+    timed(monkeypatch, **times)
+    model, x = mlp().train(training), torch.randn(4, 8)
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.set_grad_enabled(training), collecting() as reports:
+        for _ in range(2):
+            result = compiled(x)
+            torch.testing.assert_close(result, model(x))
+        if training:
+            result.sum().backward()
+    wanted = "graph" if training and fastest == "plan" else fastest
+    assert {report.kept for report in reports} == {wanted}
+    assert all(report.times is not None and "eager" in report.times for report in reports)
 
 
 def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:

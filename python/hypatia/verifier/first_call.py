@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -133,8 +134,8 @@ class Guard:
             trial.random.restore()
             return self._as_captured().forward(inputs) if call else None
         seconds = time.perf_counter() - start - trial.seconds
-        if call and isinstance(form.forward, NativeGraph) and not failed and not trial.changed:
-            self._choose(trial, form)
+        if call and not failed and not trial.changed:
+            form = self._fastest(trial, form)
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)
@@ -145,15 +146,31 @@ class Guard:
         trial.after.restore()
         return attempt.results
 
-    def _choose(self, trial: Trial, form: Form) -> None:
-        """Keeps the plan, or torch's ops if these are faster, and right too."""
-        plan = form.forward
+    def _fastest(self, trial: Trial, form: Form) -> Form:
+        """The plan, the graph by torch's ops if these are faster, and right too, or the graph as captured."""
+        if isinstance(form.forward, NativeGraph):
+            self._choose(trial, form.forward, form)
+            return form
+        if form.compiled.report is None or not trial.inputs:
+            return form
+        captured = self._as_captured()
+        forms = {
+            "eager": lambda: captured.forward(list(trial.inputs)),
+            "graph": lambda: form.forward(list(trial.inputs)),
+        }
         with quietly(), stage(FORMS):
-            self.report.times = choose.keep_fastest(plan, trial.inputs) or None
+            times = self.report.times = choose.timed(forms, gpu=is_on_gpu(trial.inputs))
+        return form if times.get("graph", math.inf) <= choose.CLOSE * times["eager"] else captured
+
+    def _choose(self, trial: Trial, plan: NativeGraph, form: Form) -> None:
+        with quietly(), stage(FORMS):
+            times = choose.keep_fastest(plan, trial.inputs, lambda: plan.fallback(list(trial.inputs)))
+        self.report.times = times or None
         self.report.memory = plan.binding.bytes
         plan.settled = True
         if not plan.native:
-            right = trial.run(Form(form.compiled, plan.graph)).ok
+            faster = times.get("graph", math.inf) <= times.get("eager", math.inf)
+            right = faster and trial.run(Form(form.compiled, plan.graph)).ok
             self.report.kept = "graph" if right else "eager"
             plan.fallback = plan.graph if right else plan.fallback
 
@@ -261,6 +278,11 @@ class Guard:
 def _when_called(make: Callable[[], Forward]) -> Forward:
     made = functools.cache(make)
     return lambda args: made()(args)
+
+
+def is_on_gpu(values: Sequence[Any]) -> bool:
+    """Whether a tensor is on a GPU."""
+    return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values)
 
 
 def effects_of(gm: fx.GraphModule) -> list[str]:
