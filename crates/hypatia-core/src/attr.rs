@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::dim::Dim;
-use crate::ty::DType;
+use crate::dtype::DType;
 
 /// A compile-time value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,43 +5,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dim::Dim;
-use crate::ops::{Args, Check, Meaning, OpId, table};
+use crate::args::Args;
+use crate::attr::Attr;
+use crate::error::Result;
+use crate::ir::build::Sink;
+use crate::ir::define::{self, Operands, Types};
+use crate::ir::node::Op;
+use crate::ir::program::Program;
+use crate::ops::{Meaning, OpId, table};
+use crate::sexp::Pos;
 use crate::ty::{DType, Ty};
-
-/// How the work of an op grows with its operands.
-#[derive(Clone, Copy)]
-pub enum Cost {
-    /// Nothing at all.
-    Free,
-    /// No kernel: a new view of the same memory.
-    View,
-    /// One pass over the operands, this many operations per element of the result.
-    Map(f64),
-    /// One pass over the operands, this many operations per element of the largest operand.
-    Reduce(f64),
-    /// Multiply-adds on matrix units: the function gives their number.
-    Matrix(fn(&Args, &Ty) -> Check<Dim>),
-    /// Memory traffic of reading and writing the result only, however large the operands.
-    Gather,
-}
-
-/// The work of one node.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Work {
-    /// Operations on vector units.
-    pub vector: f64,
-    /// Operations on matrix units.
-    pub matrix: f64,
-    /// Bytes read and written.
-    pub bytes: f64,
-    /// Kernels launched.
-    pub launches: f64,
-    /// Views made.
-    pub views: f64,
-    /// The widest floating type decides the speed of matrix units.
-    pub wide: bool,
-}
+pub use crate::work::{Cost, Hints, Work};
 
 /// A machine, as the cost model sees it. Rates are per microsecond.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,9 +70,6 @@ impl Target {
         work.launches * self.launch + arithmetic.max(work.bytes / self.bandwidth)
     }
 }
-
-/// Values for symbolic sizes, used for costs only.
-pub type Hints<'a> = &'a dyn Fn(&str) -> i64;
 
 fn numel(ty: &Ty, hints: Hints) -> f64 {
     match ty {
@@ -161,7 +132,7 @@ pub fn work(op: OpId, operands: &[Ty], out: &Ty, hints: Hints) -> Work {
             }
             work
         }
-        Meaning::Defined(_) => match crate::ir::define::inner_work(op, operands, hints) {
+        Meaning::Defined(_) => match inner_work(op, operands, hints) {
             Ok(inner) => Work {
                 bytes: traffic(operands, out, hints),
                 // Kernels of one op follow each other without a return to the caller.
@@ -176,6 +147,67 @@ pub fn work(op: OpId, operands: &[Ty], out: &Ty, hints: Hints) -> Work {
                 ..Work::default()
             },
         },
+    }
+}
+
+/// Work of the ops inside a fused op; launches count its matrix products.
+fn inner_work(op: OpId, operands: &[Ty], hints: Hints) -> Result<Work> {
+    let mut sink = Works {
+        types: Types {
+            row: table().row(op),
+            operands,
+        },
+        hints,
+        total: Work::default(),
+    };
+    define::expand(op, &mut sink)?;
+    Ok(sink.total)
+}
+
+struct Works<'a> {
+    types: Types<'a>,
+    hints: Hints<'a>,
+    total: Work,
+}
+
+impl Operands for Works<'_> {
+    fn count(&self) -> usize {
+        self.types.count()
+    }
+}
+
+impl Sink for Works<'_> {
+    type Ref = Ty;
+    fn word(&mut self, word: &str, pos: Pos) -> Result<Ty> {
+        self.types.get(word, pos)
+    }
+    fn attr(&mut self, attr: Attr) -> Result<Ty> {
+        Ok(Ty::Attr(attr))
+    }
+    fn op(&mut self, op: OpId, operands: Vec<Ty>, _: Pos) -> Result<Ty> {
+        let out = define::infer(op, &operands)?;
+        let work = work(op, &operands, &out, self.hints);
+        self.total.vector += work.vector;
+        self.total.matrix += work.matrix;
+        self.total.launches += f64::from(u8::from(work.matrix > 0.0));
+        Ok(out)
+    }
+}
+
+impl Program {
+    /// Arithmetic of everything that the root needs.
+    pub fn work(&self, hints: Hints) -> f64 {
+        self.reachable()
+            .into_iter()
+            .map(|id| match &self.node(id).op {
+                Op::Row(op) => {
+                    let types: Vec<Ty> = self.node(id).children.iter().map(|c| self.ty(*c).clone()).collect();
+                    let w = work(*op, &types, self.ty(id), hints);
+                    w.vector + w.matrix + w.bytes
+                }
+                _ => 0.0,
+            })
+            .sum()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::attr::Attr;
-use crate::ops::Check;
+use crate::error::Check;
 use crate::ty::{DType, Ty};
 
 /// A dense row-major array of real numbers.

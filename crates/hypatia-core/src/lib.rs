@@ -3,9 +3,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod args;
 pub mod attr;
 pub mod cost;
 pub mod dim;
+pub mod dtype;
 pub mod egraph;
 pub mod emit;
 pub mod error;
@@ -14,10 +16,13 @@ pub mod extract;
 pub mod ir;
 pub mod ops;
 pub mod optimize;
+pub mod proof;
 pub mod random;
 pub mod report;
 pub mod rules;
+pub mod sexp;
 pub mod ty;
+pub mod work;
 
 pub use error::{Error, Result};
 pub use optimize::{Optimized, Options, optimize};

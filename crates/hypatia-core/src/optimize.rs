@@ -8,15 +8,15 @@ use egg::{Id, Language, RecExpr};
 use serde::{Deserialize, Serialize};
 
 use crate::cost::{self, Measured, Target};
-use crate::egraph::proof::Proof;
-use crate::egraph::saturate::{Limits, Stats, saturate_with};
 use crate::egraph::{Context, EGraph};
 use crate::emit::{Emission, emit_pairs};
 use crate::error::{Error, Result};
 use crate::extract;
 use crate::ir::node::{Node, Op};
 use crate::ir::program::Program;
+use crate::proof::Proof;
 use crate::rules::faults::planted;
+use crate::rules::saturate::{Limits, Stats, saturate_with};
 use crate::rules::{Rule, rules};
 use crate::ty::Ty;
 

@@ -1,7 +1,7 @@
 //! Random values of a type, the same for a seed everywhere.
 
+use crate::args::known_shape;
 use crate::eval::{Arr, Val};
-use crate::ops::known_shape;
 use crate::ty::{DType, Ty};
 
 /// Elements of a value that is evaluated; the reference device keeps 8 bytes of each.

@@ -52,6 +52,6 @@ fn the_fused_op_of_the_page_is_in_the_table() {
     let line = page.lines().find(|l| l.starts_with("defined(")).unwrap();
     let words = quoted(line);
     let row = hypatia_core::ops::table().row(hypatia_core::ops::op_id(words[0]));
-    let definition = hypatia_core::ir::sexp::parse_one(words[2]).unwrap();
+    let definition = hypatia_core::sexp::parse_one(words[2]).unwrap();
     assert_eq!(row.definition(row.params.len()), Some(definition));
 }

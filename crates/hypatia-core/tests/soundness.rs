@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use hypatia_core::egraph::saturate::{Limits, saturate};
 use hypatia_core::egraph::{Context, EGraph};
 use hypatia_core::ir::node::Node;
 use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::rules::Numerics::{self, Approx, Exact, Reassoc, Wider};
+use hypatia_core::rules::saturate::{Limits, saturate};
 use hypatia_core::rules::soundness::{Finding, Kind, Report, reports, walk};
 use hypatia_core::rules::{Phase, Rule, rules, try_rule};
 use hypatia_core::{Options, optimize};

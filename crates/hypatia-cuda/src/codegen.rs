@@ -19,14 +19,14 @@ mod split;
 mod tests;
 
 pub use columns::{Columns, columns};
+use hypatia_core::ty::DType;
 pub use loss::{Loss, cross_entropy};
 pub use norms::{Norm, NormBackward};
 pub use pointwise::pointwise;
 pub use rows::rows;
 pub use split::Split;
 
-use super::{Error, Result};
-use hypatia_core::ty::DType;
+use crate::{Error, Result};
 
 /// What all kernels start with.
 const PRELUDE: &str = include_str!("codegen/prelude.cu");

@@ -19,9 +19,9 @@ use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::nvrtc::Arch;
-use super::sys::{self, Driver, Handle};
-use super::{Error, Result};
+use crate::nvrtc::Arch;
+use crate::sys::{self, Driver, Handle};
+use crate::{Error, Result};
 
 /// A GPU, with its primary context.
 #[derive(Debug)]

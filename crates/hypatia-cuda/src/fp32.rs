@@ -10,12 +10,12 @@ mod pieces;
 mod tiles;
 mod yard;
 
-pub use choice::{Room, choose};
-
-use super::Result;
-use super::driver::Stream;
-use super::gemm::{Epilogue, Gemm, Operands, Problem};
+pub use choice::choose;
 use hypatia_core::ty::DType;
+
+use crate::Result;
+use crate::driver::Stream;
+use crate::gemm::{Epilogue, Gemm, Operands, Problem};
 use pieces::Pieces;
 use tiles::Tiles;
 
@@ -98,7 +98,7 @@ impl Product {
         }
     }
 
-    /// Launches it, within [`Device::enter`](super::driver::Device::enter).
+    /// Launches it, within [`Device::enter`](crate::driver::Device::enter).
     ///
     /// # Safety
     /// All operands of the problem must be given, have its sizes and alignment, and live until it is done.

@@ -16,9 +16,9 @@ pub use tune::{Budget, Scratch, Trial, Tuned, Tuning, Verdict, scratch_bytes, tu
 
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::{Device, Stream};
-use super::sys::{Algorithm, Blas, Candidate, Handle};
-use super::{Error, Result};
+use crate::driver::{Device, Stream};
+use crate::sys::{Algorithm, Blas, Candidate, Handle};
+use crate::{Error, Result};
 use describe::Described;
 
 /// The version of cuBLASLt, to be part of the key of whatever it was asked.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::driver::{Device, Function, Module, Stream};
-use super::nvrtc::{self, Arch};
-use super::{Error, Result};
+use crate::driver::{Device, Function, Module, Stream};
+use crate::nvrtc::{self, Arch};
+use crate::{Error, Result};
 
 /// A kernel as CUDA C++ text, with how it is launched: its parameters are addresses, then numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
 //! | [`fp32`] | fp32 products by tensor cores, as exact as without them |
+//! | [`setting`] | what choosing kernels depends on |
 //! | [`plan`] | plans: steps over device memory |
 //! | [`replay`] | launches recorded once for each set of addresses |
 
@@ -25,6 +26,7 @@ pub mod loading;
 pub mod nvrtc;
 pub mod plan;
 pub mod replay;
+pub mod setting;
 mod sys;
 
 pub use error::{Error, Result};

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::{Error, Result};
+use crate::{Error, Result};
 
 /// Folders in which libraries are looked for, separated as in `PATH`; used where nobody calls [`search_in`].
 pub const FOLDERS_VARIABLE: &str = "HYPATIA_CUDA_LIBRARIES";

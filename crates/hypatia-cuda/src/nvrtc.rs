@@ -7,8 +7,8 @@ use std::ffi::{CString, c_int};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::sys::Nvrtc;
-use super::{Error, Result};
+use crate::sys::Nvrtc;
+use crate::{Error, Result};
 
 /// A compute capability, such as 9.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

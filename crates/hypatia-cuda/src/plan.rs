@@ -4,20 +4,18 @@ mod apart;
 mod norm;
 mod product;
 
-pub(super) use product::tuned;
-
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::codegen::{self, Operand as Lying};
-use super::driver::{Device, Stream};
-use super::fp32::Room;
-use super::gemm::{Budget, Operands};
-use super::kernel::Loaded;
-use super::replay::Replay;
-use super::{Error, Result};
 use hypatia_runtime::kernels::call::{Call, Strided};
 use hypatia_runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
-use hypatia_runtime::tuning::Database;
+
+use crate::codegen::{self, Operand as Lying};
+use crate::driver::{Device, Stream};
+use crate::gemm::Operands;
+use crate::kernel::Loaded;
+use crate::replay::Replay;
+pub use crate::setting::Setting;
+use crate::{Error, Result};
 use norm::Norm;
 use product::{Product, Sums};
 
@@ -26,26 +24,6 @@ const ALIGNMENT: usize = 16;
 const WORKSPACE: usize = 256;
 /// Graphs kept for sets of addresses.
 const GRAPHS: usize = 8;
-
-/// What binding a plan depends on beside its constants.
-pub struct Setting<'a> {
-    /// The stream on which candidates are measured.
-    pub stream: Stream,
-    /// What was measured before.
-    pub database: &'a Database,
-    /// What measuring one product may cost.
-    pub budget: Budget,
-    /// fp32 products may be rounded to 10 bits, as torch does where it is told to.
-    pub tf32: bool,
-    /// fp32 products may be made of products of bf16, where these are as exact.
-    pub split: bool,
-    /// Gives device memory for measuring, which stays until the plan is bound.
-    pub memory: &'a mut dyn FnMut(usize) -> Result<u64>,
-    /// Gives device memory for other forms of weights.
-    pub room: &'a mut Room<'a>,
-    /// Makes calls into torch, of what they are as text.
-    pub torch: &'a mut dyn FnMut(&str) -> Result<Box<dyn Call>>,
-}
 
 enum Ready {
     Nothing,

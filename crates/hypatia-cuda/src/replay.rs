@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::Result;
-use super::driver::{Executable, Graph, Stream};
+use crate::Result;
+use crate::driver::{Executable, Graph, Stream};
 
 type Addresses = SmallVec<[u64; 8]>;
 
@@ -49,7 +49,7 @@ impl Replay {
     }
 
     /// Runs the launches that `launch` makes on the stream that it is given, within
-    /// [`Device::enter`](super::driver::Device::enter). They may depend on the addresses and on nothing else that
+    /// [`Device::enter`](crate::driver::Device::enter). They may depend on the addresses and on nothing else that
     /// changes.
     ///
     /// # Safety

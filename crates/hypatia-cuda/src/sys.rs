@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::loading::library;
+use crate::loading::library;
 
 pub(super) type Address = u64;
 pub(super) type Handle = *mut c_void;

@@ -6,10 +6,11 @@ pub use crate::operand::{Operand, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use hypatia_core::ty::DType;
+
 use crate::kernels::product::Activation;
 use crate::kernels::region::Region;
 use crate::kernels::rowwise::Rowwise;
-use hypatia_core::ty::DType;
 
 /// A dense value.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,8 +1,6 @@
 //! The e-graph: all programs equal to the one that came in.
 
 mod analysis;
-pub mod proof;
-pub mod saturate;
 
 pub use analysis::{Context, Facts};
 

@@ -1,5 +1,7 @@
 //! What extraction is given: classes of alternatives, and what a choice among them costs.
 
+pub use crate::error::ExtractError as Error;
+
 /// One alternative of a class.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
@@ -25,57 +27,6 @@ pub struct Graph {
     pub classes: Vec<Class>,
     /// The class whose value is wanted.
     pub root: usize,
-}
-
-/// Why a graph or a choice is rejected.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Error {
-    /// The root is not a class of the graph.
-    #[error("root {root} is not among the {classes} classes")]
-    Root {
-        /// The root that was asked for.
-        root: usize,
-        /// How many classes there are.
-        classes: usize,
-    },
-    /// A node reads a class that does not exist.
-    #[error("node {node} of class {class} reads class {child}, which does not exist")]
-    Child {
-        /// The class of the node.
-        class: usize,
-        /// The node, by its index in the class.
-        node: usize,
-        /// The missing class.
-        child: usize,
-    },
-    /// A cost is negative, infinite or not a number.
-    #[error("node {node} of class {class} costs {cost}; a cost is finite and not negative")]
-    Cost {
-        /// The class of the node.
-        class: usize,
-        /// The node, by its index in the class.
-        node: usize,
-        /// The offending cost.
-        cost: f64,
-    },
-    /// The nodes marked as original do not compute the root.
-    #[error("the original nodes do not compute root {root}")]
-    Original {
-        /// The root that was asked for.
-        root: usize,
-    },
-    /// A choice needs a class for which it names no existing node.
-    #[error("class {class} is needed, but no node of it is chosen")]
-    Incomplete {
-        /// The class without a node.
-        class: usize,
-    },
-    /// A choice makes a class depend on itself.
-    #[error("class {class} depends on itself")]
-    Cyclic {
-        /// A class on the cycle.
-        class: usize,
-    },
 }
 
 impl Graph {

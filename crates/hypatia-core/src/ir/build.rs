@@ -1,9 +1,9 @@
 //! Turns an s-expression into something, op by op.
 
-use super::sexp::{Pos, Sexp};
 use crate::attr::Attr;
 use crate::error::Result;
 use crate::ops::{OpId, table};
+use crate::sexp::{Pos, Sexp};
 
 /// What is built: nodes of a program, a pattern, types, values, work.
 pub trait Sink {

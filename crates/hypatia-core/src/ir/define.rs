@@ -1,12 +1,11 @@
-//! What follows from a row: types, values and work of ops, through the definition of fused ones.
+//! What follows from a row: types and values of ops, through the definition of fused ones.
 
 use super::build::{Sink, build};
-use super::sexp::Pos;
 use crate::attr::Attr;
-use crate::cost::{self, Hints, Work};
 use crate::error::{Error, Result};
 use crate::eval::{Mode, Val};
 use crate::ops::{Args, Meaning, OpId, Row, Vals, table};
+use crate::sexp::Pos;
 use crate::ty::Ty;
 
 fn type_error(row: &Row, message: String) -> Error {
@@ -47,20 +46,6 @@ pub fn eval(op: OpId, vals: &[Val], types: &[Ty], mode: Mode) -> Result<Val> {
     }
 }
 
-/// Work of the ops inside a fused op; launches count its matrix products.
-pub fn inner_work(op: OpId, operands: &[Ty], hints: Hints) -> Result<Work> {
-    let mut sink = Works {
-        types: Types {
-            row: table().row(op),
-            operands,
-        },
-        hints,
-        total: Work::default(),
-    };
-    expand(op, &mut sink)?;
-    Ok(sink.total)
-}
-
 /// Builds the definition of a fused op with a sink that knows its operands.
 pub fn expand<S: Sink + Operands>(op: OpId, sink: &mut S) -> Result<S::Ref> {
     let row = table().row(op);
@@ -84,13 +69,17 @@ pub fn operand_index(row: &Row, word: &str) -> Option<usize> {
     row.params.iter().position(|p| p.name == word)
 }
 
-struct Types<'a> {
-    row: &'a Row,
-    operands: &'a [Ty],
+/// The operands of a row by their types.
+pub struct Types<'a> {
+    /// The row.
+    pub row: &'a Row,
+    /// Its operands.
+    pub operands: &'a [Ty],
 }
 
 impl Types<'_> {
-    fn get(&self, word: &str, pos: Pos) -> Result<Ty> {
+    /// The type of an operand, by its word in the definition.
+    pub fn get(&self, word: &str, pos: Pos) -> Result<Ty> {
         operand_index(self.row, word)
             .and_then(|i| self.operands.get(i))
             .cloned()
@@ -114,36 +103,6 @@ impl Sink for Types<'_> {
     }
     fn op(&mut self, op: OpId, operands: Vec<Ty>, _: Pos) -> Result<Ty> {
         infer(op, &operands)
-    }
-}
-
-struct Works<'a> {
-    types: Types<'a>,
-    hints: Hints<'a>,
-    total: Work,
-}
-
-impl Operands for Works<'_> {
-    fn count(&self) -> usize {
-        self.types.count()
-    }
-}
-
-impl Sink for Works<'_> {
-    type Ref = Ty;
-    fn word(&mut self, word: &str, pos: Pos) -> Result<Ty> {
-        self.types.get(word, pos)
-    }
-    fn attr(&mut self, attr: Attr) -> Result<Ty> {
-        Ok(Ty::Attr(attr))
-    }
-    fn op(&mut self, op: OpId, operands: Vec<Ty>, _: Pos) -> Result<Ty> {
-        let out = infer(op, &operands)?;
-        let work = cost::work(op, &operands, &out, self.hints);
-        self.total.vector += work.vector;
-        self.total.matrix += work.matrix;
-        self.total.launches += f64::from(u8::from(work.matrix > 0.0));
-        Ok(out)
     }
 }
 

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::ir::build::Sink;
 use crate::ir::define::{self, Operands, operand_index};
 use crate::ir::program::Program;
-use crate::ir::sexp::Pos;
 use crate::ops::{OpId, Row, table};
+use crate::sexp::Pos;
 
 /// Adds what a fused op means, over operands that are already in the program; the node of its result.
 pub fn expand(op: OpId, program: &mut Program, operands: Vec<Id>) -> Result<Id> {

@@ -11,11 +11,11 @@ use super::captured::{Captured, CapturedArg, CapturedDim, Devices, Record};
 use super::functions::{canonical, function};
 use super::node::{Node, Op};
 use super::program::{Input, Opaque, Program};
-use super::sexp::Pos;
 use crate::attr::Attr;
 use crate::dim::Dim;
 use crate::error::{Error, Result};
 use crate::ops::{AtenCall, AtenOperand, Kind, OpId, table};
+use crate::sexp::Pos;
 use crate::ty::{DType, Ty};
 
 /// An argument bound to a name: values, or compile-time values.

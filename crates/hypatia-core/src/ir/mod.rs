@@ -9,5 +9,4 @@ pub mod import;
 pub mod kept;
 pub mod node;
 pub mod program;
-pub mod sexp;
 pub mod text;

@@ -8,7 +8,6 @@ use rustc_hash::FxHashMap;
 use super::define;
 use super::node::{Node, Op};
 use crate::attr::Attr;
-use crate::cost::{self, Hints};
 use crate::error::{Error, Result};
 use crate::eval::{Mode, Val};
 use crate::ops::{OpId, op_id, table};
@@ -225,20 +224,5 @@ impl Program {
                 _ => None,
             })
             .collect()
-    }
-
-    /// Arithmetic of everything that the root needs.
-    pub fn work(&self, hints: Hints) -> f64 {
-        self.reachable()
-            .into_iter()
-            .map(|id| match &self.node(id).op {
-                Op::Row(op) => {
-                    let types: Vec<Ty> = self.node(id).children.iter().map(|c| self.ty(*c).clone()).collect();
-                    let w = cost::work(*op, &types, self.ty(id), hints);
-                    w.vector + w.matrix + w.bytes
-                }
-                _ => 0.0,
-            })
-            .sum()
     }
 }

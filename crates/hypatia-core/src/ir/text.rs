@@ -11,10 +11,10 @@ use egg::Id;
 use super::build::{Sink, build};
 use super::node::{Node, Op};
 use super::program::{Input, Program};
-use super::sexp::{Pos, Sexp, parse_all};
 use crate::attr::{Attr, parse_dims};
 use crate::error::Result;
 use crate::ops::OpId;
+use crate::sexp::{Pos, Sexp, parse_all};
 use crate::ty::{DType, TensorType, Ty};
 
 /// Whether inputs named like parameters (`w…`, `b…`) count as frozen weights.

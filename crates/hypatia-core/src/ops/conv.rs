@@ -1,10 +1,10 @@
 //! Convolution and pooling: windows that slide over the last dimensions.
 
 use super::{Args, Check, Row, Vals, known_shape, op};
-use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val, for_each_index};
 use crate::ty::{DType, TensorType, Ty};
+use crate::work::Cost;
 
 /// How a window moves along one dimension.
 #[derive(Clone, Copy)]

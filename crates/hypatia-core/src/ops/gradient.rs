@@ -3,10 +3,10 @@
 use super::norm::{float, parameter};
 use super::pointwise::sigmoid;
 use super::{Args, Check, Eval, Infer, Row, Vals, op};
-use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::eval::{Arr, Val, zip};
 use crate::ty::Ty;
+use crate::work::Cost;
 
 /// An op on a gradient and on what the function was given, or on what it gave.
 fn gradient(name: &'static str, aten: &'static [&'static str], eval: Eval, flops: f64) -> Row {

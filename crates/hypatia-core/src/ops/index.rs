@@ -1,13 +1,13 @@
 //! Lookups: rows taken by number (embedding, gather), or all of them by weight (softmax,
 //! attention).
 
-use super::args::broadcast;
 use super::{Args, Check, Row, Vals, op};
+use crate::args::broadcast;
 use crate::attr::Attr;
-use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
 use crate::ty::{DType, TensorType, Ty};
+use crate::work::Cost;
 
 /// Checks an operand that holds places in `x`.
 fn places<'a>(a: &Args<'a>, i: usize, x: &TensorType, dtypes: &[DType]) -> Check<&'a TensorType> {

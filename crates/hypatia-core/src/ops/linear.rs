@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::args::broadcast;
 use super::{Args, Check, Row, Vals, op};
-use crate::cost::Cost;
+use crate::args::broadcast;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
 use crate::ty::{TensorType, Ty};
+use crate::work::Cost;
 
 /// Operands of a product: same float dtype, same device.
 fn alike(a: &TensorType, b: &TensorType) -> Check<()> {

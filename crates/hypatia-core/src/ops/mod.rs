@@ -4,7 +4,6 @@
 //! reference evaluation and the shape of its cost. A fused op's row gives a definition in
 //! other ops instead, from which all of these follow.
 
-mod args;
 mod conv;
 mod fused;
 mod gradient;
@@ -19,13 +18,14 @@ mod view;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-pub use args::{Args, Check, Vals, known_shape, promote};
 pub use signature::{AtenCall, AtenOperand, Kind, Param};
 
-use crate::cost::Cost;
+pub use crate::args::{Args, Vals, known_shape, promote};
+pub use crate::error::Check;
 use crate::eval::Val;
-use crate::ir::sexp::{Sexp, parse_one};
+use crate::sexp::{Sexp, parse_one};
 use crate::ty::Ty;
+use crate::work::Cost;
 
 /// Index of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

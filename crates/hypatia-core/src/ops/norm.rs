@@ -5,10 +5,10 @@
 
 use super::{Args, Check, Row, Vals, known_shape, op};
 use crate::attr::Attr;
-use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
 use crate::ty::{DType, Device, TensorType, Ty};
+use crate::work::Cost;
 
 pub(super) fn float<'a>(a: &Args<'a>, i: usize) -> Check<&'a TensorType> {
     let x = a.t(i)?;

@@ -1,11 +1,11 @@
 //! Elementwise ops: arithmetic with type promotion and broadcasting, comparisons, activations.
 
-use super::args::broadcast;
 use super::{Args, Check, Eval, Infer, Row, Vals, op, promote};
-use crate::cost::Cost;
+use crate::args::broadcast;
 use crate::dim::Dim;
 use crate::eval::{Arr, Mode, Val, zip};
 use crate::ty::{DType, TensorType, Ty};
+use crate::work::Cost;
 
 /// Broadcast shape, dtype chosen from the promoted one.
 fn elementwise(a: &Args, operands: &[usize], dtype: fn(DType) -> Check<DType>) -> Check<Ty> {

@@ -5,10 +5,10 @@
 
 use super::{Args, Check, Row, Vals, op};
 use crate::attr::Attr;
-use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::eval::Val;
 use crate::ty::{DType, Ty};
+use crate::work::Cost;
 
 /// The reduced dimensions, as indices into the first operand's shape.
 fn dims_of(a: &Args) -> Check<Vec<usize>> {

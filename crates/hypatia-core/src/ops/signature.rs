@@ -6,7 +6,7 @@
 //! builds the op from a differently shaped call.
 
 use crate::attr::Attr;
-use crate::ir::sexp::{Sexp, parse_one};
+use crate::sexp::{Sexp, parse_one};
 
 /// What may stand at an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::args::broadcast;
 use super::{Args, Check, Row, Vals, op};
+use crate::args::broadcast;
 use crate::attr::Attr;
-use crate::cost::Cost;
 use crate::dim::{Dim, product};
 use crate::eval::{Arr, Val};
 use crate::ty::{TensorType, Ty};
+use crate::work::Cost;
 
 fn tensor(t: TensorType) -> Check<Ty> {
     Ok(Ty::Tensor(t))

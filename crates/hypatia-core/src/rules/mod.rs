@@ -7,6 +7,7 @@
 pub mod faults;
 pub mod guards;
 pub mod pattern;
+pub mod saturate;
 pub mod soundness;
 
 mod algebra;

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::ir::build::{Sink, build};
 use crate::ir::functions::{Function, function};
 use crate::ir::node::{Node, Op};
-use crate::ir::sexp::{Pos, Sexp, parse_one};
 use crate::ops::OpId;
+use crate::sexp::{Pos, Sexp, parse_one};
 use crate::ty::Ty;
 
 /// Places at which a rule may match in one round.

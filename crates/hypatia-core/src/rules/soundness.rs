@@ -30,13 +30,13 @@ use egg::{ENodeOrVar, PatternAst, Var};
 
 use super::{Action, Numerics, Rule};
 use crate::cost::Cost;
-use crate::egraph::saturate::apply;
 use crate::egraph::{Context, EGraph};
 use crate::ir::node::{Node, Op};
-use crate::ir::sexp::{Sexp, parse_one};
 use crate::ir::text;
 use crate::ops::{Meaning, table};
 use crate::random::Random;
+use crate::rules::saturate::apply;
+use crate::sexp::{Sexp, parse_one};
 use compare::{Seen, Specials, compare, inputs, stays_finite, trials};
 use sample::{Sample, Sampler};
 

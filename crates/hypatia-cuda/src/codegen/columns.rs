@@ -1,13 +1,14 @@
 //! Kernels that sum over rows, as the gradient of a bias does.
 
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::region::Region;
+
 use super::body::{body, computed, describe, inputs_used, kept, kernel_name};
 use super::pack::{Shell, Slot, all, each};
 use super::space::{Space, pack_width, types};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::region::Region;
 
 /// Lanes side by side, and rows at a time, of a block.
 const LANES: usize = 32;

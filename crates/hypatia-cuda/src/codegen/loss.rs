@@ -1,5 +1,7 @@
 //! Cross-entropy of logits and class numbers.
 
+use hypatia_core::ty::DType;
+
 use super::body::{computed, kept};
 use super::pack::Shell;
 use super::rows::exponentials;
@@ -7,7 +9,6 @@ use super::space::blocks;
 use super::{Operand, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// The loss in two kernels, run one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! Kernels of norms in training steps.
 
+use hypatia_core::ty::DType;
+
 use super::body::stored;
 use super::space::blocks;
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 const TEXT: &str = include_str!("norms.cu");
 const THREADS: usize = 256;

@@ -1,7 +1,8 @@
 //! How a thread gets at the elements of an operand that lie along the innermost dimension, and the frame of a kernel.
 
-use super::body::{kept, stored};
 use hypatia_core::ty::DType;
+
+use super::body::{kept, stored};
 
 /// An operand inside a loop over packs.
 #[derive(Debug, Clone)]

@@ -1,12 +1,13 @@
 //! Kernels of pointwise regions.
 
+use hypatia_runtime::kernels::region::Region;
+
 use super::body::{body, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
 use super::space::{Space, blocks, index_type, pack_width};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_runtime::kernels::region::Region;
 
 const THREADS: u32 = 256;
 

@@ -6,6 +6,9 @@
 mod passes;
 mod plan;
 
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::region::Region;
+use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
 pub(super) use plan::Plan;
 
 use super::body::{computed, describe, inputs_used, kernel_name};
@@ -14,9 +17,6 @@ use super::space::{Space, blocks, index_type, pack_width, types};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::region::Region;
-use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
 
 /// The kernel of a row op over tensors of a shape, whose last `reduced` dimensions are the rows. Operands are those of
 /// [`Rowwise::run`], inputs first.

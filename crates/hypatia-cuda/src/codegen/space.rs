@@ -1,8 +1,9 @@
 //! The positions that a kernel goes through, and where operands have their elements.
 
-use super::super::{Error, Result};
-use super::Operand;
 use hypatia_core::ty::DType;
+
+use super::Operand;
+use crate::{Error, Result};
 
 /// Dimensions, outermost first, as few as say the same, and every operand's strides along them.
 #[derive(Debug, Clone, PartialEq, Eq)]

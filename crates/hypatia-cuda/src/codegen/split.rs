@@ -3,13 +3,14 @@
 //!
 //! Numbers that are not finite become NaN, and pieces below the smallest normal number are lost.
 
+use hypatia_core::ty::DType;
+
 use super::pack::Shell;
 use super::parameters;
 use super::space::blocks;
 use crate::gemm::{Factor, Problem};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// How numbers are split. Which pieces meet is written with the smallest product first: a sum loses least when it begins
 /// with its smallest terms.

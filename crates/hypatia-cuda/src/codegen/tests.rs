@@ -2,13 +2,14 @@
 
 use std::slice::from_ref;
 
+use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding, Scalar};
+use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
+
 use super::space::{Space, pack_width};
 use super::*;
 use crate::kernel::Kernel;
 use crate::loading::testing::has;
 use crate::nvrtc::{self, Arch};
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding, Scalar};
-use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
 
 fn gelu_of_sum(dtype: DType) -> Region {
     let code = vec![Instruction::new(Op::Add, [0, 1]), Instruction::new(Op::Gelu, [2])];

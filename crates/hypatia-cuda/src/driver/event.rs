@@ -1,8 +1,8 @@
 //! Events, for timing.
 
-use super::super::sys::Handle;
 use super::{Device, Stream, driver};
 use crate::Result;
+use crate::sys::Handle;
 
 /// A moment on a stream.
 #[derive(Debug)]

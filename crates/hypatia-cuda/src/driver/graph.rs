@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::sync::PoisonError;
 
-use super::super::sys::{self, Handle, KernelNodeParams, UpdateResult};
 use super::{Device, Stream, driver};
 use crate::Result;
+use crate::sys::{self, Handle, KernelNodeParams, UpdateResult};
 
 /// Recorded launches.
 #[derive(Debug)]

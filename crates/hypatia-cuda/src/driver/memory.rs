@@ -1,8 +1,8 @@
 //! Device memory that we own: for tests and tools without torch, whose allocator serves plans.
 
-use super::super::sys::Address;
 use super::{Device, driver};
 use crate::Result;
+use crate::sys::Address;
 
 /// Bytes on a device.
 #[derive(Debug)]

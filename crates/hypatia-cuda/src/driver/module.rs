@@ -3,8 +3,8 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use super::super::sys::{FUNCTION_MOST_SHARED, Handle};
 use super::{Device, Stream, driver};
+use crate::sys::{FUNCTION_MOST_SHARED, Handle};
 use crate::{Error, Result};
 
 /// Loaded machine code.

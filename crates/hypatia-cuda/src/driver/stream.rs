@@ -1,8 +1,8 @@
 //! Streams.
 
-use super::super::sys::{self, Handle};
 use super::{Device, driver};
 use crate::Result;
+use crate::sys::{self, Handle};
 
 /// A stream that somebody else owns.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ impl Stream {
         self.device
     }
 
-    pub(in super::super) fn raw(&self) -> Handle {
+    pub(crate) fn raw(&self) -> Handle {
         self.handle as Handle
     }
 
@@ -55,7 +55,7 @@ impl Stream {
     ///
     /// # Safety
     /// The memory must be the device's.
-    pub(in super::super) unsafe fn read_u32(&self, address: u64) -> Result<u32> {
+    pub(crate) unsafe fn read_u32(&self, address: u64) -> Result<u32> {
         let mut value = 0u32;
         self.synchronize()?;
         // SAFETY: promised by the caller, and a place to write to.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use hypatia_runtime::tuning::{Entry, Key};
+
 use super::pieces::{self, Pieces};
 use super::tiles::{self, Shape, TOPS, Tiles};
 use super::yard::{self, Yard, counts};
@@ -10,12 +12,7 @@ use crate::Result;
 use crate::driver::Device;
 use crate::gemm::{Gemm, Problem, record_key};
 use crate::nvrtc;
-use crate::plan::{Setting, tuned};
-use hypatia_runtime::tuning::{Entry, Key};
-
-/// Gives memory that lives as long as the plan for the pieces of a weight, by the weight's address and in bytes; and
-/// whether they are there already.
-pub type Room<'a> = dyn FnMut(u64, usize) -> Result<(u64, bool)> + 'a;
+use crate::setting::{Setting, tuned};
 
 /// Of the kernels here; measurements of others do not count.
 const VERSION: u32 = 1;

@@ -5,12 +5,13 @@
 //! parts of the same two matrices, each added to the one before. The last decides about the error, and tensor cores round
 //! towards zero, which a long sum of the library shows; so it is done by [tiles](super::tiles), which add in chunks.
 
+use hypatia_core::ty::DType;
+
 use super::tiles::{Shape, Tiles};
 use super::{Linear, Operands};
 use crate::driver::{Device, Function, Stream};
 use crate::gemm::{Gemm, Problem};
 use crate::{Error, Result, kernel};
-use hypatia_core::ty::DType;
 
 pub(super) const SOURCE: &str = include_str!("pieces.cu");
 

@@ -2,10 +2,11 @@
 
 use std::ffi::c_uint;
 
+use hypatia_core::ty::DType;
+
 use super::{Operands, Problem};
 use crate::sys::{self, Blas, Handle};
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// A problem as the library sees it.
 ///

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use crate::{Error, Result};
 use hypatia_core::ty::DType;
+
+use crate::{Error, Result};
 
 /// What is done to the sums before they are written. With `v` for a product, the residual added:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

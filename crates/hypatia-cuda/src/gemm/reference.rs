@@ -1,10 +1,11 @@
 //! The yardstick: random operands, the product by plain loops, and how far a result is from it.
 
+use hypatia_core::ty::DType;
+
 use super::problem::{Problem, Sums};
 use super::{Factor, Operands};
 use crate::driver::{Device, Function, Stream};
 use crate::{Error, Result, kernel};
-use hypatia_core::ty::DType;
 
 const SOURCE: &str = include_str!("check.cu");
 

@@ -1,11 +1,12 @@
 //! What can be seen of products without a device.
 
+use hypatia_core::ty::DType;
+
 use super::describe::{Described, Preference};
 use super::reference::{Places, Reference};
 use super::*;
 use crate::driver::Buffer;
 use crate::loading::testing::has;
-use hypatia_core::ty::DType;
 
 #[test]
 fn every_problem_can_be_described() {

@@ -1,5 +1,11 @@
 //! Linear layers that cuBLASLt refuses as a whole: the product by itself, or by torch, and a kernel for what follows it.
 
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::call::{Call, Strided};
+use hypatia_runtime::kernels::product::Activation;
+use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::plan::Plan;
+
 use super::product::problem;
 use super::{LinearStep, Setting, alignment};
 use crate::codegen::{self, Operand as Lying};
@@ -8,11 +14,6 @@ use crate::fp32;
 use crate::gemm::Operands;
 use crate::kernel::Loaded;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::call::{Call, Strided};
-use hypatia_runtime::kernels::product::Activation;
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
-use hypatia_runtime::plan::Plan;
 
 /// `torch.mm(x, w, out=y)`, as a call of the dispatcher.
 const PRODUCT: &str =

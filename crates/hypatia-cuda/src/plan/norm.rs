@@ -1,10 +1,11 @@
 //! Norms of training steps.
 
+use hypatia_runtime::plan::{NormStep, Plan};
+
 use crate::codegen;
 use crate::driver::{Device, Stream};
 use crate::kernel::Loaded;
 use crate::{Error, Result};
-use hypatia_runtime::plan::{NormStep, Plan};
 
 /// A norm with its statistics, or its gradients.
 pub(super) enum Norm {

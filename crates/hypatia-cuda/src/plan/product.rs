@@ -1,18 +1,19 @@
 //! The products of a plan, and sums over rows.
 
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::product::Activation;
+use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::plan::{Operand, Plan};
+
 use super::apart::Apart;
 use super::{LinearStep, Setting, alignment, lying};
 use crate::codegen;
 use crate::driver::{Device, Stream};
 use crate::fp32;
-use crate::gemm::{Epilogue, Gemm, Operands, Problem, Scratch, Tuned, record_key, scratch_bytes, tune};
+use crate::gemm::{Epilogue, Gemm, Operands, Problem};
 use crate::kernel::Loaded;
+use crate::setting::tuned;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::product::Activation;
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
-use hypatia_runtime::plan::{Operand, Plan};
-use hypatia_runtime::tuning::{Entry, Key};
 
 /// A product, with sums of its left factor where they are asked for.
 pub(super) struct Product {
@@ -201,43 +202,4 @@ pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem
         (Activation::GeluTanh, true) if weight.dtype != DType::F32 => Epilogue::GeluBias,
         (other, _) => return Err(Error::unsupported(format!("a product with {other:?}"))),
     }))
-}
-
-/// A product by the algorithm that the database knows, or that is found now.
-///
-/// # Safety
-/// `memory` gives memory of the device.
-pub(crate) unsafe fn tuned(
-    device: &'static Device,
-    problem: Problem,
-    setting: &mut Setting<'_>,
-) -> Result<(Gemm, f64)> {
-    let key = Key {
-        device: device.name().into(),
-        libraries: record_key(device, &problem)?,
-        op: "gemm".into(),
-        shape: vec![problem.batch, problem.m, problem.n, problem.k],
-        dtype: problem.input.name().into(),
-        layout: String::new(),
-        threads: 0,
-    };
-    let known = setting.database.get(&key);
-    let known = known.and_then(|e| serde_json::from_slice::<Tuned>(&e.data).ok());
-    if let Some(tuned) = known
-        && let Ok(gemm) = Gemm::new(device, problem, &tuned)
-    {
-        return Ok((gemm, tuned.microseconds));
-    }
-    let bytes = scratch_bytes(&problem, &setting.budget);
-    let scratch = Scratch {
-        address: (setting.memory)(bytes)?,
-        bytes,
-    };
-    // SAFETY: promised by the caller.
-    let found = unsafe { tune(&problem, setting.stream, scratch, &setting.budget)? };
-    let times = [("best".to_string(), found.best.microseconds)].into();
-    let data = serde_json::to_vec(&found.best).unwrap_or_default();
-    let chosen = format!("{:x?}", found.best.algorithm);
-    setting.database.put(key, Entry { chosen, times, data });
-    Ok((Gemm::new(device, problem, &found.best)?, found.best.microseconds))
 }

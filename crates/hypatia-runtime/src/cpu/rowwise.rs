@@ -24,6 +24,7 @@ mod tests;
 
 use std::cell::Cell;
 
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::lanes::dispatch;
@@ -34,7 +35,6 @@ use crate::kernels::rowwise::Rowwise;
 use crate::pool::{self, Pool};
 pub use fit::RowFit;
 use fit::Stages;
-use hypatia_core::ty::DType;
 use rows::{Finish, Number, Rows, Source, SumOf};
 use short::Short;
 

@@ -18,6 +18,11 @@ mod views;
 use std::collections::BTreeMap;
 
 use egg::{Id, Language};
+use hypatia_core::ir::node::Op;
+use hypatia_core::ir::program::Program;
+use hypatia_core::ops::{Row, table};
+use hypatia_core::optimize::Optimized;
+use hypatia_core::ty::{DType, Device, Ty};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
@@ -25,11 +30,6 @@ use crate::error::{Error, Result};
 use crate::step::{Machine, Operand, Plan, Value, ValueId};
 pub use calls::{CallOperand, TorchCall};
 use gradients::Gate;
-use hypatia_core::ir::node::Op;
-use hypatia_core::ir::program::Program;
-use hypatia_core::ops::{Row, table};
-use hypatia_core::optimize::Optimized;
-use hypatia_core::ty::{DType, Device, Ty};
 use inline::Inlined;
 pub use layouts::Layouts;
 use products::Tail;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
+use hypatia_core::ty::DType;
 
 use super::chunks::{Chunks, Form};
 use super::ready::{Ready, Weights};
@@ -15,7 +16,6 @@ use crate::arena::{Arenas, Life, place};
 use crate::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
 use crate::error::{Error, Result};
 use crate::kernels::call::Call;
-use hypatia_core::ty::DType;
 
 impl Plan {
     /// Binds the constants, in the order of `constants`, and the calls into torch; plans memory.

@@ -8,10 +8,11 @@
 #[cfg(test)]
 mod tests;
 
+use hypatia_core::ty::DType;
+
 use super::{LinearStep, Operand, Plan, RegionStep, RowStep, Task, ValueId};
 use crate::arena::ALIGNMENT;
 use crate::error::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// Multiplications that are worth a chunk for each thread.
 const WORK: usize = 2 << 20;

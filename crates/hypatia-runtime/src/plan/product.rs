@@ -2,13 +2,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use hypatia_core::ty::DType;
+
 use super::address::{Address, Addresses};
 use super::run::rows_at;
 use super::{LinearStep, Memory, Plan, broken, slice, slice_mut};
 use crate::cpu::gemm_f32::{Factor, Right};
 use crate::cpu::linear::{Epilogue, RowsMut};
 use crate::error::Result;
-use hypatia_core::ty::DType;
 
 /// Factors that are kept for later callers.
 const KEPT: usize = 4;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hypatia_core::ty::DType;
+
 use super::address::{Address, Addresses};
 use super::chunks::Form as Chunk;
 use super::product::Product;
@@ -10,7 +12,6 @@ use crate::cpu::linear::Packed;
 use crate::cpu::region::Fit;
 use crate::cpu::rowwise::RowFit;
 use crate::error::Result;
-use hypatia_core::ty::DType;
 
 /// Weights in the form that a step likes best.
 #[derive(Clone)]

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::ready::{Ends, Form, Ready, Weights};
@@ -11,7 +12,6 @@ use crate::cpu::linear::{Epilogue, LinearElement, Rows, RowsMut};
 use crate::error::{Error, Result};
 use crate::kernels::call::Strided;
 use crate::pool::{Pool, on_borrowed};
-use hypatia_core::ty::DType;
 
 impl Runnable {
     /// Runs all steps.

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
+use hypatia_core::ty::DType;
 use libloading::Library;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::kernels::call::{Call, Strided};
 use crate::pool::ParallelFor;
-use hypatia_core::ty::DType;
 
 type Status = i32;
 type Handle = *mut c_void;

@@ -13,9 +13,9 @@ use crate::ir::build::{Sink, build};
 use crate::ir::define::infer;
 use crate::ir::node::{Node, Op};
 use crate::ir::program::{Input, Program};
-use crate::ir::sexp::{Pos, parse_one};
 use crate::ops::{Kind, OpId, known_shape, op_id, table};
 use crate::random::Random;
+use crate::sexp::{Pos, parse_one};
 use crate::ty::{DType, TensorType, Ty};
 
 /// Elements of the largest value: the reference evaluation is slow.

@@ -1,10 +1,11 @@
 //! What the threads of a row do, pass by pass.
 
+use hypatia_runtime::kernels::rowwise::RowOp;
+
 use super::super::body::{body, kept};
 use super::super::indent;
 use super::super::pack::{Slot, all, each};
 use super::{Plan, Stages};
-use hypatia_runtime::kernels::rowwise::RowOp;
 
 impl Stages<'_> {
     /// A loop over the thread's elements as they come from the prologue; `inner` uses them as `x`.

@@ -1,10 +1,11 @@
 //! Which kind is the fastest for a layer: measured once, on scratch data of the layer's sizes.
 
+use hypatia_core::ty::DType;
+
 use super::{Activation, Epilogue, Kind, LinearElement, Packed, Rows, RowsMut};
 use crate::cpu::machine;
 use crate::tuning::{Database, Entry, Key};
 use half::bf16;
-use hypatia_core::ty::DType;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,10 +1,11 @@
 //! The table of ways to compute a linear layer.
 
+use hypatia_core::ty::DType;
+
 use super::Rows;
 use super::packed::Layer;
 use crate::cpu::{gemm_bf16, gemm_f32, gemv};
 use half::bf16;
-use hypatia_core::ty::DType;
 use std::fmt;
 
 /// How far a result may be from that of torch's linear layer in the same element type.

@@ -1,9 +1,10 @@
 //! Packed weights of every kind behind one call.
 
+use hypatia_core::ty::DType;
+
 use super::kind::{AnyPack, Kind, Pack};
 use super::{Element, Epilogue, Mismatch, Rows, RowsMut, Sink};
 use half::bf16;
-use hypatia_core::ty::DType;
 use std::fmt;
 
 /// Weights in the order in which a kernel reads them.

@@ -7,10 +7,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use crate::cpu::lanes::{self, Ahead, Kernel, dispatch};
-use hypatia_core::ty::DType;
 
 /// What tiles of a dtype are computed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

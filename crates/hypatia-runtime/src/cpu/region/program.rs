@@ -1,11 +1,12 @@
 //! From instructions to steps over tile registers.
 
+use hypatia_core::ty::DType;
+
 use super::access::Class;
 use super::loops::{Kind, Loop};
 use super::rounding::{InPlace, round};
 use super::table;
 use crate::kernels::region::{Instruction, Meaning, Op, Region, Rounding, Scalar};
-use hypatia_core::ty::DType;
 
 /// Elements of a tile: eight registers of f32 fill two thirds of a first-level cache.
 pub(crate) const TILE: usize = 1024;

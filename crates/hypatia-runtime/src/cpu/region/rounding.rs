@@ -1,8 +1,9 @@
 //! Loops that make the values of a class those of a narrower dtype.
 
+use hypatia_core::ty::DType;
+
 use super::loops::tile_mut;
 use crate::cpu::lanes::{Kernel, bf16_to_f32, dispatch, f16_to_f32, f32_to_bf16, f32_to_f16};
-use hypatia_core::ty::DType;
 
 /// # Safety
 /// There must be `len` elements of the loop's class that nobody else uses.

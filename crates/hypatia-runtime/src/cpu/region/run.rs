@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::access::{Access, Layout, accesses};
@@ -13,7 +14,6 @@ use crate::cpu::lanes::Ahead;
 use crate::kernels::region::Region;
 use crate::pool::{self, Pool};
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// Tiles are computed in multiples of the widest vector: what a last tile lacks is computed in its registers.
 const LANES: usize = 16;

@@ -1,5 +1,7 @@
 //! Which loop serves which op, on which class.
 
+use hypatia_core::ty::{DType, truncated_32, truncated_64};
+
 use super::access::Class;
 use super::loops::{
     Binary, Kind, Loop, Tile, Unary, binary_loop, fill_loop, function_loop, mul_add_loop, select_loop, tile_mut,
@@ -8,7 +10,6 @@ use super::loops::{
 use crate::cpu::math::real::{self, Real};
 use crate::cpu::math::{self, trig::finish_trig};
 use crate::kernels::region::Op;
-use hypatia_core::ty::{DType, truncated_32, truncated_64};
 
 fn pick<T: Copy, F: Binary<T>>(kind: Kind) -> Loop {
     match kind {

@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::access::Layout;
 use crate::{Error, Result};
-use hypatia_core::ty::DType;
 
 /// Rust types that are elements of tensors.
 ///

@@ -1,12 +1,12 @@
 //! What a run of a row op depends on beside addresses, made once for tensors of one shape.
 
+use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::{GROUP, short};
 use crate::Result;
 use crate::cpu::region::{Access, Affine, Layout, Program, accesses, distinct_layouts, layouts};
 use crate::kernels::rowwise::{RowOp, Rowwise, fail};
-use hypatia_core::ty::DType;
 
 /// A row op's tensors of one shape, wherever they lie.
 #[derive(Debug)]

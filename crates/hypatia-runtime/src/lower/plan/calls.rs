@@ -1,17 +1,17 @@
 //! What no kernel serves is a call into torch.
 
 use egg::Id;
-use serde::Serialize;
-
-use super::{Lowering, no_plan};
-use crate::error::Result;
-use crate::step::{Machine, Operand, Task, TorchStep};
 use hypatia_core::attr::Attr;
 use hypatia_core::emit::emit_node;
 use hypatia_core::ir::captured::CapturedArg;
 use hypatia_core::ir::node::Op;
 use hypatia_core::ops::Row;
 use hypatia_core::ty::Ty;
+use serde::Serialize;
+
+use super::{Lowering, no_plan};
+use crate::error::Result;
+use crate::step::{Machine, Operand, Task, TorchStep};
 
 /// A call into torch, for whoever binds the plan.
 #[derive(Debug, Clone, Serialize)]

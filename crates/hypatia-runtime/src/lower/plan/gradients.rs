@@ -1,13 +1,13 @@
 //! What backward passes are made of on a GPU: sums over rows, sums that a product takes along, masks of ReLU.
 
 use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ty::DType;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::product::Activation;
 use crate::step::{ColumnStep, LinearStep, Machine, Operand, Task, Value, ValueId};
-use hypatia_core::attr::Attr;
-use hypatia_core::ty::DType;
 
 /// A step that does nothing but set a gradient to zero where the result of a ReLU is.
 pub(super) struct Gate {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use egg::Id;
-use rustc_hash::FxHashMap;
-
-use crate::error::Result;
 use hypatia_core::ir::expand::expand;
 use hypatia_core::ir::node::{Node, Op};
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{Meaning, table};
+use rustc_hash::FxHashMap;
+
+use crate::error::Result;
 
 /// A program without fused ops, and which of its nodes are made of weights only.
 pub(super) struct Inlined {

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use egg::Id;
+use hypatia_core::ty::DType;
 use serde::Deserialize;
 
 use super::results::Wanted;
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::step::{Operand, Task, Value, ValueId};
-use hypatia_core::ty::DType;
 
 /// Strides in eager, by names of captured nodes; none for tensors without gaps in the usual order.
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -1,12 +1,12 @@
 //! Norms of training steps on a GPU: one kernel gives a norm with its statistics, or its gradients.
 
 use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ty::{DType, Ty};
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::step::{Machine, NormStep, Operand, Task, Value};
-use hypatia_core::attr::Attr;
-use hypatia_core::ty::{DType, Ty};
 
 /// Rows of more elements are left to torch: they do not fit into the registers of a block.
 const WIDEST: usize = 8192;

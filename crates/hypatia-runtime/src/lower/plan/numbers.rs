@@ -1,9 +1,10 @@
 //! Numbers of a program in regions, as eager torch sees them.
 
-use crate::kernels::region::Scalar;
-use crate::step::Machine;
 use hypatia_core::attr::Attr;
 use hypatia_core::ty::DType;
+
+use crate::kernels::region::Scalar;
+use crate::step::Machine;
 
 /// A number beside tensors of the dtype that an op computes in; none if torch must be asked.
 ///

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use egg::Id;
+use hypatia_core::attr::Attr;
 
 use super::Lowering;
 use crate::step::Machine;
-use hypatia_core::attr::Attr;
 
 impl Lowering<'_> {
     /// The nodes that take a product's columns apart, and which columns; none if one step is to write all of them.

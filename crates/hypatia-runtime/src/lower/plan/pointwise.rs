@@ -1,6 +1,10 @@
 //! Pointwise regions and ops along rows.
 
 use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ir::node::Op;
+use hypatia_core::ops::promote;
+use hypatia_core::ty::{DType, Ty};
 use rustc_hash::FxHashMap;
 
 use super::slopes::is_gradient;
@@ -10,10 +14,6 @@ use crate::kernels::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
 use crate::kernels::rowwise::{RowOp, Rowwise};
 use crate::operand::dense_strides;
 use crate::step::{Operand, RegionStep, RowStep, Task, Value, ValueId};
-use hypatia_core::attr::Attr;
-use hypatia_core::ir::node::Op;
-use hypatia_core::ops::promote;
-use hypatia_core::ty::{DType, Ty};
 
 impl Lowering<'_> {
     pub(super) fn region(&mut self, root: Id) -> Result<()> {

@@ -3,12 +3,12 @@
 use std::ops::RangeInclusive;
 
 use egg::Id;
+use hypatia_core::ty::DType;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::product::Activation;
 use crate::step::{Gradient, LinearStep, Machine, Operand, Task, ValueId};
-use hypatia_core::ty::DType;
 
 /// A linear layer and the nodes that its step takes over.
 pub(super) struct Tail {

@@ -1,13 +1,13 @@
 //! What a plan returns: one way for inference and for both passes of a training step.
 
 use egg::Id;
+use hypatia_core::ir::node::Op;
 use serde::{Deserialize, Serialize};
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::operand::dense_strides;
 use crate::step::{Operand, Task};
-use hypatia_core::ir::node::Op;
 
 /// A result of a program: an output or an input of its plan, as it is or seen otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize)]

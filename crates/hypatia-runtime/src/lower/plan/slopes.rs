@@ -1,12 +1,12 @@
 //! Gradients of functions of one number inside of pointwise regions.
 
 use egg::Id;
+use hypatia_core::ty::DType;
 
 use super::pointwise::Making;
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Instruction, Op as Lane};
-use hypatia_core::ty::DType;
 
 /// Whether an op takes a gradient, and what its function was given or gave. Each needs a slope below.
 pub(super) fn is_gradient(name: &str) -> bool {

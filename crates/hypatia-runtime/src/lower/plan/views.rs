@@ -1,12 +1,12 @@
 //! Views: other operands on the same value.
 
 use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ir::node::Op;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::step::Operand;
-use hypatia_core::attr::Attr;
-use hypatia_core::ir::node::Op;
 
 impl Lowering<'_> {
     /// The node as a view of its operand; none if it is no view.

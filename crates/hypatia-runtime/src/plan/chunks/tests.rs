@@ -3,16 +3,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egg::Id;
-
-use super::*;
-use crate::lower::plan::{Wish, lower};
-use crate::plan::{Memory, Runnable, Setting};
-use crate::tuning::Database;
 use hypatia_core::eval::{Mode, Val};
 use hypatia_core::ir::node::Op;
 use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::random::Random;
 use hypatia_core::{Options, optimize};
+
+use super::*;
+use crate::lower::plan::{Wish, lower};
+use crate::plan::{Memory, Runnable, Setting};
+use crate::tuning::Database;
 
 /// A plan with numbers for its constants and inputs.
 struct Sample {

@@ -10,7 +10,7 @@ use egg::{Id, Language, RecExpr, Symbol, TreeExplanation, TreeTerm};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::EGraph;
+use crate::egraph::EGraph;
 use crate::error::{Error, Result};
 use crate::eval::{Arr, Mode, Val, difference};
 use crate::ir::node::{Node, Op};

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::EGraph;
-use crate::rules::pattern::Tried;
-use crate::rules::{Action, Numerics, Phase, Rule, rules};
+use super::pattern::Tried;
+use super::{Action, Numerics, Phase, Rule, rules};
+use crate::egraph::EGraph;
 
 /// How far to search.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use crate::attr::Attr;
 use crate::dim::Dim;
+use crate::error::Check;
 use crate::eval::{Arr, Mode, Val};
 use crate::ty::{DType, TensorType, Ty};
-
-/// A result, or a sentence on why there is none.
-pub type Check<T> = Result<T, String>;
 
 /// Operand types.
 pub struct Args<'a>(pub &'a [Ty]);
