@@ -219,9 +219,9 @@ impl BoundCudaPlan {
         let Ok((arena, _arena)) = self.arena(py, stream, on.is_capturing().map_err(failed)?) else {
             return Ok(None);
         };
-        // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
-        // knows on which stream it is used.
         guarded(py, || {
+            // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
+            // knows on which stream it is used.
             unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;

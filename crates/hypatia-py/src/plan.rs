@@ -377,8 +377,8 @@ impl BoundPlan {
             });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
-        // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
         guarded(py, || {
+            // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
             unsafe { self.runnable.run(threads, &given, &results) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;

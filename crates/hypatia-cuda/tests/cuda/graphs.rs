@@ -86,16 +86,18 @@ fn graphs_take_other_arguments() {
     };
     let first = record(&a, &outputs[0]);
     let mut executable = first.instantiate().unwrap();
-    // SAFETY: as above, here and below.
+    // SAFETY: as above.
     unsafe { executable.launch(stream).unwrap() };
     let nodes = first.kernels().unwrap();
     assert_eq!(nodes.len(), 1);
     let arguments = kernel.arguments(&[b.address(), outputs[1].address()]);
+    // SAFETY: the arguments are buffers of the size that the kernel was made for.
     unsafe {
         executable.set_arguments(nodes[0], &arguments).unwrap();
         executable.launch(stream).unwrap();
     }
     executable.update(&record(&c, &outputs[2])).unwrap();
+    // SAFETY: as above.
     unsafe { executable.launch(stream).unwrap() };
     stream.synchronize().unwrap();
     for (i, output) in outputs.iter().enumerate() {

@@ -41,7 +41,7 @@ pub(super) enum Ready {
     /// A linear layer whose weight is an activation, too.
     Product(Product),
     Region(Fit, Ends),
-    Rows(RowFit, Ends),
+    Rows(Box<RowFit>, Ends),
     /// With sizes and strides of the results.
     Torch(Ends, Vec<Form>),
 }
@@ -116,7 +116,7 @@ impl Ready {
     fn rows(plan: &Plan, r: &RowStep, (at, chunk): (&Addresses, Chunk<'_>)) -> Result<Ready> {
         let output = (plan.values[r.output].dtype, &r.dense[..]);
         let fit = (r.rows).fit(&chunk.shape(&r.shape), r.reduced, &tensors(plan, &r.inputs), &[output])?;
-        Ok(Ready::Rows(fit, ends(plan, &r.inputs, &[r.output], at)?))
+        Ok(Ready::Rows(Box::new(fit), ends(plan, &r.inputs, &[r.output], at)?))
     }
 
     fn torch(plan: &Plan, t: &TorchStep, at: &Addresses) -> Result<Ready> {

@@ -302,10 +302,11 @@ impl DispatcherCall {
                 let dtype = DType::parse(name).ok_or_else(|| broken(format!("{name} is no dtype")))?;
                 self.shim.dtype(dtype)? as u32 as Item
             }
-            // SAFETY: by the caller.
-            Argument::List(items) => self
-                .shim
-                .list(items.iter().map(|a| unsafe { self.item(a, reads, writes) }))?,
+            Argument::List(items) => {
+                // SAFETY: by the caller.
+                let one = |a: &Argument| unsafe { self.item(a, reads, writes) };
+                self.shim.list(items.iter().map(one))?
+            }
             // SAFETY: by the caller.
             Argument::Some(inner) => self.shim.boxed(unsafe { self.item(inner, reads, writes)? })?,
             Argument::None => 0,
