@@ -149,7 +149,7 @@ fused-modules: build ## hypatia.nn against float64: forward and gradients
 
 .PHONY: without-pytorch
 without-pytorch: $(HYPATIA_VENV)/.requirements ## programs and proofs through hypatia-opt, no PyTorch
-	@cargo build --release --quiet --locked -p hypatia
+	@cargo build --release --quiet --locked -p hypatia-core
 	@$(BIN)/python bench/without_pytorch.py
 
 ##@ Benchmarks

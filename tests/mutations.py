@@ -85,7 +85,7 @@ MUTATIONS = [
     Mutation(
         "a result in the memory of another begins at its first element",
         "plan results",
-        "crates/hypatia/src/lower/plan/results.rs",
+        "crates/hypatia-runtime/src/lower/plan/results.rs",
         "offset: self.offset,\n            shape",
         "offset: 0,\n            shape",
         "extension tests/test_results.py",
@@ -93,7 +93,7 @@ MUTATIONS = [
     Mutation(
         "numbers that tensors are compared with keep all digits",
         "constants",
-        "crates/hypatia/src/lower/plan/numbers.rs",
+        "crates/hypatia-runtime/src/lower/plan/numbers.rs",
         "_ => Some(Scalar::Float(rounded))",
         "_ => Some(scalar)",
         "cargo --lib lower::plan::numbers",
@@ -101,7 +101,7 @@ MUTATIONS = [
     Mutation(
         "a rule of floats is used for integers",
         "rules",
-        "crates/hypatia/src/rules/algebra.rs",
+        "crates/hypatia-core/src/rules/algebra.rs",
         '"(relu (abs ?x))" => "(abs ?x)" if "(float ?x)"',
         '"(relu (abs ?x))" => "(abs ?x)"',
         "cargo --test soundness",
@@ -109,7 +109,7 @@ MUTATIONS = [
     Mutation(
         "a rule has its operands in the wrong order",
         "rules",
-        "crates/hypatia/src/rules/algebra.rs",
+        "crates/hypatia-core/src/rules/algebra.rs",
         '"(neg (sub ?x ?y))" => "(sub ?y ?x)"',
         '"(neg (sub ?x ?y))" => "(sub ?x ?y)"',
         "cargo --test soundness",
@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation(
         "a rule that only moderate numbers bear takes all",
         "rules",
-        "crates/hypatia/src/rules/algebra.rs",
+        "crates/hypatia-core/src/rules/algebra.rs",
         '"(mul ?x ($div ?b ?a))" if "(moderate ($div ?b ?a))"',
         '"(mul ?x ($div ?b ?a))"',
         "extension tests/test_numbers.py",
@@ -153,9 +153,10 @@ def tried(mutation: Mutation) -> tuple[bool, float]:
     what, _, rest = mutation.found_by.partition(" ")
     run = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider"]
     if what == "cargo":
-        build = ["cargo", "test", "-p", "hypatia", "--locked", "--no-run", rest.split()[0]]
+        crate = Path(mutation.file).parts[1]
+        build = ["cargo", "test", "-p", crate, "--locked", "--no-run", rest.split()[0]]
         build += rest.split()[1:] if rest.startswith("--test") else []
-        run = ["cargo", "test", "-p", "hypatia", "--locked", *rest.split()]
+        run = ["cargo", "test", "-p", crate, "--locked", *rest.split()]
         environment["CARGO_TARGET_DIR"] = str(ROOT / "target" / "mutated")
         subprocess.run(build, cwd=COPY, env=environment, check=True, capture_output=True)
     elif what == "fuzz":

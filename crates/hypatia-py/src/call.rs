@@ -1,7 +1,7 @@
 //! Steps that Python computes: what libtorch's C functions cannot express.
 
-use hypatia::runtime::torch::{Call, Strided};
-use hypatia::{Error, Result};
+use hypatia_runtime::kernels::call::{Call, Strided};
+use hypatia_runtime::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -36,7 +36,7 @@ impl Call for PythonCall {
     unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<()> {
         Python::attach(|py| {
             // SAFETY: by the caller.
-            unsafe { self.run(py, reads, writes) }.map_err(|e| Error::Graph(e.to_string()))
+            unsafe { self.run(py, reads, writes) }.map_err(|e| Error::Malformed(e.to_string()))
         })
     }
 }

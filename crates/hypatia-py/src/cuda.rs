@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hypatia::runtime::cuda::driver::{self, Device, Executable, Graph};
-use hypatia::runtime::cuda::gemm::{self, Budget, Epilogue, Operands, Problem, Scratch, Tuned};
-use hypatia::runtime::cuda::loading;
-use hypatia::runtime::cuda::nvrtc::{self, Arch, Shelf};
-use hypatia::ty::DType;
+use hypatia_core::ty::DType;
+use hypatia_cuda::driver::{self, Device, Executable, Graph};
+use hypatia_cuda::gemm::{self, Budget, Epilogue, Operands, Problem, Scratch, Tuned};
+use hypatia_cuda::loading;
+use hypatia_cuda::nvrtc::{self, Arch, Shelf};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -59,7 +59,7 @@ struct Found {
 /// The three libraries, as JSON.
 #[pyfunction]
 fn libraries(py: Python<'_>) -> PyResult<String> {
-    type Answer = hypatia::runtime::cuda::Result<(String, &'static str)>;
+    type Answer = hypatia_cuda::Result<(String, &'static str)>;
     let found = |name: &'static str, answer: Answer| match answer {
         Ok((version, origin)) => Found {
             name,

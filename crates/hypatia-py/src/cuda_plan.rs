@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use hypatia::runtime::cuda;
-use hypatia::runtime::cuda::driver::Device;
-use hypatia::runtime::cuda::gemm::Budget;
-use hypatia::runtime::cuda::plan::{Bound as Runnable, Setting};
-use hypatia::ty::DType;
+use hypatia_core::ty::DType;
+use hypatia_cuda::driver::Device;
+use hypatia_cuda::gemm::Budget;
+use hypatia_cuda::plan::{Bound as Runnable, Setting};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -92,7 +91,7 @@ impl BoundCudaPlan {
             let mut scratch = vec![];
             let mut memory = |bytes: usize| {
                 let fresh = Python::attach(|_| exchange.allocate(DType::U8, &[bytes as i64], Some(gpu)));
-                let fresh = fresh.map_err(|e| cuda::Error::Unsupported(e.to_string()))?;
+                let fresh = fresh.map_err(|e| hypatia_cuda::Error::Unsupported(e.to_string()))?;
                 let address = fresh.data() as u64;
                 scratch.push(fresh);
                 Ok(address)
@@ -101,7 +100,7 @@ impl BoundCudaPlan {
                 Python::attach(|py| split_weights.room(py, (exchange, gpu), most, weight, bytes))
             };
             let mut torch =
-                |text: &str| dispatched(text, &libtorch).map_err(|e| cuda::Error::Unsupported(e.to_string()));
+                |text: &str| dispatched(text, &libtorch).map_err(|e| hypatia_cuda::Error::Unsupported(e.to_string()));
             let device = Device::get(gpu).map_err(failed)?;
             let setting = Setting {
                 stream: device.stream(stream),
@@ -220,9 +219,9 @@ impl BoundCudaPlan {
         let Ok((arena, _arena)) = self.arena(py, stream, on.is_capturing().map_err(failed)?) else {
             return Ok(None);
         };
-        // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
-        // knows on which stream it is used.
         guarded(py, || {
+            // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
+            // knows on which stream it is used.
             unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;

@@ -13,15 +13,15 @@ mod weights;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hypatia::cost::Target;
-use hypatia::ir::captured::Captured;
-use hypatia::ir::kept::Kept;
-use hypatia::ir::program::Program;
-use hypatia::ir::{import, text};
-use hypatia::lower::emit;
-use hypatia::lower::plan::Wish;
-use hypatia::rules::{Numerics, soundness};
-use hypatia::{Optimized, Options, report};
+use hypatia_core::cost::Target;
+use hypatia_core::emit;
+use hypatia_core::ir::captured::Captured;
+use hypatia_core::ir::kept::Kept;
+use hypatia_core::ir::program::Program;
+use hypatia_core::ir::{import, text};
+use hypatia_core::rules::{Numerics, soundness};
+use hypatia_core::{Optimized, Options, report};
+use hypatia_runtime::lower::plan::Wish;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -126,7 +126,7 @@ impl Optimization {
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
         guarded(py, || {
             let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
-            let lowered = hypatia::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
+            let lowered = hypatia_runtime::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
         })
     }
@@ -179,7 +179,7 @@ fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization
         let program = import::import(&captured).map_err(failed)?;
         let mut options = options.options()?;
         options.limits.autograd = captured.autograd;
-        let optimized = hypatia::optimize(&program, &options).map_err(failed)?;
+        let optimized = hypatia_core::optimize(&program, &options).map_err(failed)?;
         Ok(Optimization {
             optimized,
             results: captured.outputs.len(),
@@ -234,7 +234,8 @@ impl KeptProgram {
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
         guarded(py, || {
             let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
-            let lowered = hypatia::lower::plan::lower_program(&self.program, &self.weights, self.results, &wish);
+            let lowered =
+                hypatia_runtime::lower::plan::lower_program(&self.program, &self.weights, self.results, &wish);
             Ok(plan::NativePlan::new(lowered.map_err(failed)?))
         })
     }
@@ -265,7 +266,7 @@ fn rules(py: Python<'_>) -> PyResult<String> {
 #[pyfunction]
 fn check_rules(py: Python<'_>, seed: u64) -> PyResult<String> {
     guarded(py, || {
-        let seen = soundness::reports(hypatia::rules::rules(), seed);
+        let seen = soundness::reports(hypatia_core::rules::rules(), seed);
         let checked: Vec<Checked> = seen.iter().map(Checked::of).collect();
         json(&checked)
     })
@@ -295,7 +296,7 @@ impl Checked {
 fn rule_pairs(py: Python<'_>, seed: u64, count: usize) -> PyResult<String> {
     guarded(py, || {
         let of = |rule| soundness::pairs(rule, count, seed).into_iter().map(move |p| (rule, p));
-        let pairs = hypatia::rules::rules().iter().flat_map(of);
+        let pairs = hypatia_core::rules::rules().iter().flat_map(of);
         json(
             &pairs
                 .filter_map(|(rule, pair)| Sides::of(rule, pair))
@@ -319,7 +320,7 @@ struct Sides {
 }
 
 impl Sides {
-    fn of(rule: &hypatia::rules::Rule, mut pair: soundness::Pair) -> Option<Sides> {
+    fn of(rule: &hypatia_core::rules::Rule, mut pair: soundness::Pair) -> Option<Sides> {
         let terms = &mut pair.terms;
         let mut inputs = vec![];
         for (input, positive) in terms.leaves.inputs.iter().zip(&pair.positive) {
@@ -328,7 +329,7 @@ impl Sides {
             inputs.push((t.dtype.torch_name(), shape, *positive));
         }
         for i in 0..terms.nodes().len() {
-            if let hypatia::ir::node::Op::Input(k) = terms.node(i.into()).op {
+            if let hypatia_core::ir::node::Op::Input(k) = terms.node(i.into()).op {
                 terms.origin.insert(i.into(), k);
             }
         }
@@ -353,10 +354,10 @@ impl Sides {
 /// Runs kernels on torch's own threads, if this libtorch lends them; whether it does.
 #[pyfunction]
 fn borrow_threads(libtorch: std::path::PathBuf) -> bool {
-    let found = hypatia::runtime::torch::parallel_for(&libtorch);
+    let found = hypatia_runtime::torch::parallel_for(&libtorch);
     if let Some(run) = found {
         // SAFETY: torch is never unloaded, and its loop returns after all its parts did.
-        unsafe { hypatia::runtime::pool::Pool::borrow_threads(run) };
+        unsafe { hypatia_runtime::pool::Pool::borrow_threads(run) };
     }
     found.is_some()
 }

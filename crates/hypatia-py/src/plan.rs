@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia::lower::plan::{Lowered, Returned, TorchCall};
-use hypatia::runtime::plan::{Memory, Plan, Runnable, Setting, Value};
-use hypatia::runtime::torch::{Argument, Call, DispatcherCall, Shim};
-use hypatia::ty::DType;
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::call::Call;
+use hypatia_runtime::lower::plan::{Lowered, Returned, TorchCall};
+use hypatia_runtime::plan::{Memory, Plan, Runnable, Setting, Value};
+use hypatia_runtime::torch::{Argument, DispatcherCall, Shim};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -376,8 +377,8 @@ impl BoundPlan {
             });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
-        // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
         guarded(py, || {
+            // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
             unsafe { self.runnable.run(threads, &given, &results) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;

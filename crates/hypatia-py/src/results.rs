@@ -25,7 +25,7 @@ impl Block {
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         if align == PAGE {
-            hypatia::runtime::cpu::aligned::advise_huge(start, layout.size());
+            hypatia_runtime::cpu::aligned::advise_huge(start, layout.size());
         }
         Some(Block { start, layout })
     }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use hypatia::runtime::cuda::{Error, Result};
-use hypatia::ty::DType;
+use hypatia_core::ty::DType;
+use hypatia_cuda::{Error, Result};
 use pyo3::prelude::*;
 
 use crate::tensor::Exchange;

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use hypatia::runtime::torch::Strided;
-use hypatia::ty::DType;
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::call::Strided;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hypatia::runtime::tuning::Database;
+use hypatia_runtime::tuning::Database;
 use pyo3::prelude::*;
 
 use crate::guarded;

@@ -1,0 +1,104 @@
+//! CUDA C++ text of pointwise regions, row ops, column sums, norms and losses.
+//!
+//! Regions and row ops ([`Region`](hypatia_runtime::kernels::region::Region),
+//! [`Rowwise`](hypatia_runtime::kernels::rowwise::Rowwise)) mean here what they mean on a CPU. Strides, inner sizes and
+//! dtypes are written into the text; the outermost size is a number that the kernel is given, so that another batch size
+//! needs no other kernel. Elements are read and written 16 bytes at a time where strides and alignment allow it.
+
+mod body;
+mod columns;
+mod loss;
+mod norms;
+mod pack;
+mod pointwise;
+mod rows;
+mod space;
+mod split;
+
+#[cfg(test)]
+mod tests;
+
+pub use columns::{Columns, columns};
+use hypatia_core::ty::DType;
+pub use loss::{Loss, cross_entropy};
+pub use norms::{Norm, NormBackward};
+pub use pointwise::pointwise;
+pub use rows::rows;
+pub use split::Split;
+
+use crate::{Error, Result};
+
+/// What all kernels start with.
+const PRELUDE: &str = include_str!("codegen/prelude.cu");
+
+/// How an operand lies in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operand {
+    /// Its elements.
+    pub dtype: DType,
+    /// Elements from one position to the next along each dimension of the shape; 0 repeats one.
+    pub strides: Vec<isize>,
+    /// Bytes that divide its address, a power of two.
+    pub alignment: usize,
+}
+
+impl Operand {
+    /// A dense operand whose address is a multiple of 16.
+    pub fn dense(dtype: DType, shape: &[usize]) -> Operand {
+        let mut strides = vec![0; shape.len()];
+        let mut step = 1;
+        for (stride, size) in strides.iter_mut().zip(shape).rev() {
+            *stride = step;
+            step *= *size as isize;
+        }
+        Operand {
+            dtype,
+            strides,
+            alignment: 16,
+        }
+    }
+}
+
+/// Refuses operands that do not fit.
+fn expect(what: &str, types: &[DType], shape: &[usize], operands: &[Operand]) -> Result<()> {
+    let given: Vec<DType> = operands.iter().map(|o| o.dtype).collect();
+    if given != types {
+        return Err(Error::unsupported(format!(
+            "a kernel with {what} of {types:?}, given {given:?}"
+        )));
+    }
+    match operands.iter().find(|o| o.strides.len() != shape.len()) {
+        Some(o) => Err(Error::unsupported(format!(
+            "{what} with strides {:?} for shape {shape:?}",
+            o.strides
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Indents lines by so many levels.
+fn indent(text: &str, levels: usize) -> String {
+    let pad = "    ".repeat(levels);
+    let lines = text.lines().map(|l| {
+        if l.is_empty() {
+            String::from("\n")
+        } else {
+            format!("{pad}{l}\n")
+        }
+    });
+    lines.collect()
+}
+
+/// Parameters of a kernel: inputs to read, outputs to write, numbers.
+fn parameters(inputs: &[DType], outputs: &[DType], numbers: &[&str]) -> String {
+    let read = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, d)| format!("const {}* x{i}", body::stored(*d)));
+    let write = outputs
+        .iter()
+        .enumerate()
+        .map(|(i, d)| format!("{}* y{i}", body::stored(*d)));
+    let numbers = numbers.iter().map(|n| format!("i64 {n}"));
+    read.chain(write).chain(numbers).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,85 @@
+//! Kernels of pointwise regions.
+
+use hypatia_runtime::kernels::region::Region;
+
+use super::body::{body, describe, inputs_used, kernel_name};
+use super::pack::{Shell, Slot, all, each};
+use super::space::{Space, blocks, index_type, pack_width};
+use super::{Operand, expect, parameters};
+use crate::kernel::Kernel;
+use crate::{Error, Result};
+
+const THREADS: u32 = 256;
+
+/// The kernel of a region over tensors of a shape. Its operands are the inputs, then the outputs. An output may be the
+/// memory of an input if its strides and element size are the same.
+pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: &[Operand]) -> Result<Kernel> {
+    expect("inputs", region.inputs(), shape, inputs)?;
+    expect("outputs", region.outputs(), shape, outputs)?;
+    if outputs.is_empty() {
+        return Err(Error::unsupported("a pointwise kernel without results"));
+    }
+    let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
+    let strides: Vec<_> = operands.iter().map(|o| o.strides.clone()).collect();
+    // Without elements nothing is launched, but the text must still be right.
+    let empty = shape.contains(&0);
+    let sizes: Vec<usize> = shape.iter().map(|n| (*n).max(1)).collect();
+    let space = Space::ordered_by(&sizes, &strides, inputs.len());
+    let width = pack_width(None, &space, &operands);
+    let slot = |i: usize| {
+        let (letter, n) = if i < inputs.len() {
+            ('x', i)
+        } else {
+            ('y', i - inputs.len())
+        };
+        Slot {
+            pointer: format!("{letter}{n}"),
+            local: format!("{letter}{n}_at"),
+            dtype: operands[i].dtype,
+            stride: space.inner_stride(i),
+            offset: space.offset(i, "e"),
+        }
+    };
+    let used = inputs_used(region);
+    let taken: Vec<Slot> = (0..inputs.len()).filter(|i| used[*i]).map(slot).collect();
+    let made: Vec<Slot> = (inputs.len()..operands.len()).map(slot).collect();
+    let body = body(region, "v", |i| slot(i).element());
+    let assign: String = made.iter().zip(&body.outputs).map(|(s, v)| s.assign(v)).collect();
+    let index = index_type(space.reach());
+    let seen = (0..operands.len()).filter(|i| *i >= inputs.len() || used[*i]);
+    let inner = [
+        format!("const {index} e = ({index})pack * {width};\n"),
+        space.coordinates("e", seen),
+        all(&taken, |s| s.read(width)),
+        all(&made, |s| s.declare(width)),
+        each(width, &(body.statements + &assign)),
+        all(&made, Slot::write),
+    ];
+    let text = format!(
+        "const i64 pack = blockIdx.x * (i64){THREADS} + threadIdx.x;\nif (pack >= packs) return;\n{}",
+        inner.concat()
+    );
+    let expressions = describe(region, |i| format!("x{i}"));
+    let comment: Vec<String> = expressions
+        .iter()
+        .enumerate()
+        .map(|(i, e)| format!("y{i} = {e}"))
+        .collect();
+    let name = kernel_name("pointwise", &[Some(region)]);
+    let packs = if empty { 0 } else { space.len() / width };
+    let shell = Shell {
+        name: &name,
+        comment: &comment,
+        parameters: parameters(region.inputs(), region.outputs(), &["packs"]),
+        threads: THREADS,
+        body: text,
+    };
+    Ok(Kernel {
+        source: shell.source(),
+        name,
+        blocks: blocks(packs, THREADS as usize)?,
+        threads: THREADS,
+        alignments: operands.iter().map(|o| o.alignment).collect(),
+        numbers: vec![packs as u64],
+    })
+}

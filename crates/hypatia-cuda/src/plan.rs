@@ -1,0 +1,314 @@
+//! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
+
+mod apart;
+mod norm;
+mod product;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hypatia_runtime::kernels::call::{Call, Strided};
+use hypatia_runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
+
+use crate::codegen::{self, Operand as Lying};
+use crate::driver::{Device, Stream};
+use crate::gemm::Operands;
+use crate::kernel::Loaded;
+use crate::replay::Replay;
+pub use crate::setting::Setting;
+use crate::{Error, Result};
+use norm::Norm;
+use product::{Product, Sums};
+
+/// Addresses that torch's allocator hands out are multiples of this.
+const ALIGNMENT: usize = 16;
+const WORKSPACE: usize = 256;
+/// Graphs kept for sets of addresses.
+const GRAPHS: usize = 8;
+
+enum Ready {
+    Nothing,
+    Product(Box<Product>),
+    Sums(Sums),
+    Norm(Norm),
+    Kernel(Loaded),
+}
+
+/// A plan with its constants, ready to run.
+pub struct Bound {
+    plan: Arc<Plan>,
+    device: &'static Device,
+    places: Vec<Place>,
+    steps: Vec<Ready>,
+    constants: Vec<u64>,
+    calls: Vec<Box<dyn Call>>,
+    values: usize,
+    workspace: usize,
+    replay: Replay,
+    /// Launches of one call are not mixed with those of another, since they share memory.
+    turn: Mutex<()>,
+}
+
+impl Bound {
+    /// Chooses algorithms and compiles kernels.
+    ///
+    /// # Safety
+    /// The constants are at these addresses of the device, densely, and outlive the result; `memory` gives memory of the
+    /// device.
+    pub unsafe fn new(
+        plan: Arc<Plan>,
+        constants: &[u64],
+        calls: Vec<Box<dyn Call>>,
+        mut setting: Setting<'_>,
+    ) -> Result<Bound> {
+        if plan.machine != Machine::Cuda
+            || constants.len() != plan.constants.len()
+            || calls.len() != plan.calls()
+            || constants.iter().any(|a| !(*a as usize).is_multiple_of(ALIGNMENT))
+        {
+            return Err(Error::unsupported(
+                "a plan for other constants, calls or another machine",
+            ));
+        }
+        let device = setting.stream.device();
+        let _current = device.enter()?;
+        let (places, values) = plan.places().map_err(|e| Error::unsupported(e.to_string()))?;
+        // cuBLASLt wants its room to start there.
+        let values = values.next_multiple_of(WORKSPACE);
+        let mut steps = vec![];
+        let mut workspace = 0;
+        for step in &plan.steps {
+            steps.push(match step {
+                Task::Linear(l) => {
+                    // SAFETY: promised by the caller.
+                    let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
+                    workspace = workspace.max(product.workspace());
+                    Ready::Product(Box::new(product))
+                }
+                Task::Columns(c) => {
+                    let sums = Sums::new(device, &plan, &c.x, c.rows)?;
+                    workspace = workspace.max(sums.workspace());
+                    Ready::Sums(sums)
+                }
+                Task::Norm(n) => {
+                    let norm = Norm::new(device, &plan, n)?;
+                    workspace = workspace.max(norm.workspace());
+                    Ready::Norm(norm)
+                }
+                Task::Region(r) => {
+                    let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
+                    let outputs: Vec<Lying> = if r.slices.is_empty() {
+                        let dense = |id: &ValueId| Lying::dense(plan.values[*id].dtype, &r.shape);
+                        r.outputs.iter().map(dense).collect()
+                    } else {
+                        r.slices.iter().map(|o| lying(&plan, o)).collect()
+                    };
+                    Ready::Kernel(codegen::pointwise(&r.region, &r.shape, &inputs, &outputs)?.load(device)?)
+                }
+                Task::Rows(r) => {
+                    let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
+                    let output = Lying {
+                        strides: r.dense.clone(),
+                        ..Lying::dense(plan.values[r.output].dtype, &[])
+                    };
+                    Ready::Kernel(codegen::rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])?.load(device)?)
+                }
+                Task::Torch(_) => Ready::Nothing,
+            });
+        }
+        Ok(Bound {
+            device,
+            places,
+            steps,
+            constants: constants.to_vec(),
+            calls,
+            values,
+            workspace,
+            replay: Replay::new(GRAPHS),
+            turn: Mutex::new(()),
+            plan,
+        })
+    }
+
+    /// Bytes of device memory that a call needs beside inputs and outputs.
+    pub fn arena_bytes(&self) -> usize {
+        self.values + self.workspace
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether all steps are our own.
+    pub fn is_native(&self) -> bool {
+        let ours = |ready: &Ready| !matches!(ready, Ready::Product(product) if product.calls_torch());
+        self.calls.is_empty() && self.steps.iter().all(ours)
+    }
+
+    /// How each linear layer is computed, in the order of the steps.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let kind = |ready: &Ready| match ready {
+            Ready::Product(product) => Some(product.kind()),
+            _ => None,
+        };
+        self.steps.iter().filter_map(kind).collect()
+    }
+
+    /// Runs all steps on a stream.
+    ///
+    /// # Safety
+    /// Every address is that of its value, dense and aligned, on the device; outputs and the arena overlap nothing else,
+    /// and all of it lives until the stream is done.
+    pub unsafe fn run(&self, stream: Stream, inputs: &[u64], outputs: &[u64], arena: u64) -> Result<()> {
+        if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
+            return Err(Error::unsupported("another number of inputs or outputs"));
+        }
+        let _current = self.device.enter()?;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let launch = |stream: Stream| {
+            for (at, (step, ready)) in self.plan.steps.iter().zip(&self.steps).enumerate() {
+                // SAFETY: promised by the caller.
+                unsafe { self.step(stream, step, ready, inputs, outputs, arena) }
+                    .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", step.name())))?;
+            }
+            Ok(())
+        };
+        if !self.is_native() {
+            return launch(stream);
+        }
+        let addresses: smallvec::SmallVec<[u64; 8]> = inputs.iter().chain(outputs).chain([&arena]).copied().collect();
+        // SAFETY: promised by the caller; constants and kernels live as long as this.
+        unsafe { self.replay.run(stream, &addresses, launch) }
+    }
+
+    /// # Safety
+    /// As of `run`.
+    unsafe fn step(
+        &self,
+        stream: Stream,
+        step: &Task,
+        ready: &Ready,
+        inputs: &[u64],
+        outputs: &[u64],
+        arena: u64,
+    ) -> Result<()> {
+        let value = |id: ValueId| match self.places[id] {
+            Place::Input(i) => Ok(inputs[i]),
+            Place::Output(i) => Ok(outputs[i]),
+            Place::Arena(offset) => Ok(arena + offset as u64),
+            Place::Constant(i) => Ok(self.constants[i]),
+            Place::Nowhere => Err(Error::unsupported(format!("value {id} is nowhere"))),
+        };
+        let operand = |o: &Operand| Ok(value(o.value)? + (o.offset * self.plan.values[o.value].dtype.size()) as u64);
+        match (step, ready) {
+            (Task::Linear(l), Ready::Product(product)) => {
+                let operands = self.operands(l, &value, &operand, arena)?;
+                // SAFETY: promised by the caller.
+                unsafe { product.launch(stream, operands, l.gradient.sums.map(value).transpose()?) }
+            }
+            (Task::Columns(c), Ready::Sums(sums)) => {
+                // SAFETY: promised by the caller.
+                unsafe { sums.launch(stream, operand(&c.x)?, arena + self.values as u64, value(c.output)?) }
+            }
+            (Task::Norm(n), Ready::Norm(norm)) => {
+                let reads = n.reads.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;
+                let writes = n.writes.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: promised by the caller.
+                unsafe { norm.launch(stream, &reads, &writes, arena + self.values as u64) }
+            }
+            (Task::Region(r), Ready::Kernel(kernel)) => {
+                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
+                for o in &r.inputs {
+                    addresses.push(operand(o)?);
+                }
+                for o in &r.slices {
+                    addresses.push(operand(o)?);
+                }
+                for id in r.outputs.iter().filter(|_| r.slices.is_empty()) {
+                    addresses.push(value(*id)?);
+                }
+                // SAFETY: promised by the caller.
+                unsafe { kernel.launch(stream, &addresses) }
+            }
+            (Task::Rows(r), Ready::Kernel(kernel)) => {
+                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
+                for o in &r.inputs {
+                    addresses.push(operand(o)?);
+                }
+                addresses.push(value(r.output)?);
+                // SAFETY: promised by the caller.
+                unsafe { kernel.launch(stream, &addresses) }
+            }
+            (Task::Torch(t), _) => self.torch(t, &value),
+            _ => Err(Error::unsupported("a step without a kernel")),
+        }
+    }
+
+    /// Where the operands of a product are; sums are not among them.
+    fn operands(
+        &self,
+        l: &LinearStep,
+        value: &dyn Fn(ValueId) -> Result<u64>,
+        operand: &dyn Fn(&Operand) -> Result<u64>,
+        arena: u64,
+    ) -> Result<Operands> {
+        let given = |id: Option<ValueId>| id.map_or(Ok(0), value);
+        Ok(Operands {
+            left: operand(&l.x)?,
+            right: value(l.w)?,
+            residual: l.r.as_ref().map_or(Ok(0), |(r, _)| operand(r))?,
+            bias: given(l.b)?,
+            aux: given(l.gradient.keeps.or(l.gradient.masked))?,
+            out: value(l.y)?,
+            workspace: arena + self.values as u64,
+        })
+    }
+
+    fn torch(&self, t: &TorchStep, value: &dyn Fn(ValueId) -> Result<u64>) -> Result<()> {
+        let gpu = Some(self.device.ordinal());
+        let mut reads = Vec::with_capacity(t.reads.len());
+        for o in &t.reads {
+            let dtype = self.plan.values[o.value].dtype;
+            reads.push(Strided {
+                data: (value(o.value)? as usize + o.offset * dtype.size()) as *mut u8,
+                dtype,
+                shape: &o.shape,
+                strides: &o.strides,
+                gpu,
+            });
+        }
+        let forms: Vec<_> = t.writes.iter().map(|id| self.plan.form(*id)).collect();
+        let mut writes = Vec::with_capacity(t.writes.len());
+        for (id, (shape, strides)) in t.writes.iter().zip(&forms) {
+            writes.push(Strided {
+                data: value(*id)? as usize as *mut u8,
+                dtype: self.plan.values[*id].dtype,
+                shape,
+                strides,
+                gpu,
+            });
+        }
+        let call = self.calls.get(t.call);
+        let call = call.ok_or_else(|| Error::unsupported(format!("there is no call {}", t.call)))?;
+        // SAFETY: the addresses are those of the values, as `run` promises.
+        unsafe { call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
+    }
+}
+
+/// How an operand of a kernel lies in memory.
+fn lying(plan: &Plan, o: &Operand) -> Lying {
+    let dtype = plan.values[o.value].dtype;
+    Lying {
+        dtype,
+        strides: o.strides.clone(),
+        alignment: alignment(o.offset * dtype.size()),
+    }
+}
+
+/// What divides an address this far behind an aligned one.
+fn alignment(bytes: usize) -> usize {
+    match bytes {
+        0 => ALIGNMENT,
+        _ => (1 << bytes.trailing_zeros()).min(ALIGNMENT),
+    }
+}

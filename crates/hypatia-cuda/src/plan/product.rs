@@ -1,0 +1,205 @@
+//! The products of a plan, and sums over rows.
+
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::product::Activation;
+use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::plan::{Operand, Plan};
+
+use super::apart::Apart;
+use super::{LinearStep, Setting, alignment, lying};
+use crate::codegen;
+use crate::driver::{Device, Stream};
+use crate::fp32;
+use crate::gemm::{Epilogue, Gemm, Operands, Problem};
+use crate::kernel::Loaded;
+use crate::setting::tuned;
+use crate::{Error, Result};
+
+/// A product, with sums of its left factor where they are asked for.
+pub(super) struct Product {
+    how: How,
+    /// Sums by kernels of their own; none if the product makes them.
+    sums: Option<Sums>,
+}
+
+enum How {
+    Whole(fp32::Product),
+    /// What cuBLASLt does not do as one.
+    Apart(Apart),
+}
+
+impl From<Gemm> for How {
+    fn from(gemm: Gemm) -> How {
+        How::Whole(gemm.into())
+    }
+}
+
+impl Product {
+    /// # Safety
+    /// The setting's memory is the device's, and the constants are there.
+    pub(super) unsafe fn new(
+        device: &'static Device,
+        plan: &Plan,
+        l: &LinearStep,
+        constants: &[u64],
+        setting: &mut Setting<'_>,
+    ) -> Result<Product> {
+        if l.gradient.sums.is_none() {
+            let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
+            let whole = problem(plan, l, setting.tf32)
+                // SAFETY: promised by the caller.
+                .and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
+            let how = match whole {
+                Ok(product) => How::Whole(product),
+                // SAFETY: promised by the caller.
+                Err(error) => How::Apart(unsafe { Apart::new(device, plan, l, setting) }.map_err(|_| error)?),
+            };
+            return Ok(Product { how, sums: None });
+        }
+        let problem = problem(plan, l, setting.tf32)?;
+        // SAFETY: promised by the caller.
+        let plain = unsafe { tuned(device, problem, setting) };
+        // SAFETY: promised by the caller.
+        let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
+        let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, &l.x, 1)?)));
+        match (both, apart) {
+            (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
+                how: gemm.into(),
+                sums: None,
+            }),
+            (Ok((gemm, _)), Err(_)) => Ok(Product {
+                how: gemm.into(),
+                sums: None,
+            }),
+            (_, Ok(((gemm, _), sums))) => Ok(Product {
+                how: gemm.into(),
+                sums: Some(sums),
+            }),
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    /// How it is computed.
+    pub(super) fn kind(&self) -> &'static str {
+        match &self.how {
+            How::Whole(product) => product.kind(),
+            How::Apart(apart) => apart.kind(),
+        }
+    }
+
+    /// Whether torch computes it.
+    pub(super) fn calls_torch(&self) -> bool {
+        matches!(&self.how, How::Apart(apart) if apart.calls_torch())
+    }
+
+    pub(super) fn workspace(&self) -> usize {
+        let product = match &self.how {
+            How::Whole(product) => product.workspace(),
+            How::Apart(apart) => apart.workspace(),
+        };
+        product.max(self.sums.as_ref().map_or(0, Sums::workspace))
+    }
+
+    /// # Safety
+    /// As of [`Gemm::launch`]; `sums` is where sums go, if the step has any.
+    pub(super) unsafe fn launch(&self, stream: Stream, operands: Operands, sums: Option<u64>) -> Result<()> {
+        let bias = match (&self.sums, sums) {
+            (None, Some(address)) => address,
+            _ => operands.bias,
+        };
+        // SAFETY: promised by the caller; the kernels of the sums follow the product, whose room they use.
+        unsafe {
+            match &self.how {
+                How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
+                How::Apart(apart) => apart.launch(stream, &operands)?,
+            }
+            if let (Some(kernels), Some(address)) = (&self.sums, sums) {
+                kernels.launch(stream, operands.left, operands.workspace, address)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sums over the first dimensions of an operand, by two kernels.
+pub(super) struct Sums {
+    chunks: Loaded,
+    finish: Loaded,
+    partial_bytes: usize,
+    bytes: usize,
+}
+
+impl Sums {
+    pub(super) fn new(device: &'static Device, plan: &Plan, x: &Operand, rows: usize) -> Result<Sums> {
+        let dtype = plan.values[x.value].dtype;
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (code, result) = if dtype == wide {
+            (vec![], 0)
+        } else {
+            (vec![Instruction::new(Op::Cast(wide), [0])], 1)
+        };
+        let region = Region::new(&[dtype], code, &[result], Rounding::AtStores)
+            .map_err(|e| Error::unsupported(e.to_string()))?;
+        let kernels = codegen::columns(&region, &x.shape, rows, &[lying(plan, x)], &[], dtype)?;
+        Ok(Sums {
+            chunks: kernels.chunks.load(device)?,
+            finish: kernels.finish.load(device)?,
+            partial_bytes: kernels.partial_bytes,
+            bytes: x.shape.iter().product::<usize>() * dtype.size(),
+        })
+    }
+
+    pub(super) fn workspace(&self) -> usize {
+        self.partial_bytes
+    }
+
+    /// About what it takes: two launches of a graph, and the reading at three quarters of what memory gives.
+    fn microseconds(&self) -> f64 {
+        3.0 + self.bytes as f64 / 3e6
+    }
+
+    /// # Safety
+    /// The operand's first element and the result are at these addresses, and there is room for [`Sums::workspace`].
+    pub(super) unsafe fn launch(&self, stream: Stream, x: u64, workspace: u64, result: u64) -> Result<()> {
+        // SAFETY: promised by the caller.
+        unsafe {
+            self.chunks.launch(stream, &[x, workspace])?;
+            self.finish.launch(stream, &[workspace, result])
+        }
+    }
+}
+
+pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
+    let weight = &plan.values[l.w];
+    let Some((n, k)) = l.sizes(&weight.shape) else {
+        return Err(Error::unsupported("a weight that is no matrix"));
+    };
+    let left = l.gradient.x_transposed;
+    let mut problem = Problem::new(weight.dtype, [l.m, n, k], [left, !l.transposed]);
+    problem.tf32 = tf32;
+    if if left { k } else { l.m } > 1 {
+        problem.left.ld = l.x_stride;
+    }
+    let mut aligned = alignment(l.x.offset * weight.dtype.size());
+    if let Some((r, stride)) = &l.r {
+        problem = problem.with_residual();
+        if let Some(residual) = &mut problem.residual {
+            residual.ld = if l.m > 1 { *stride } else { n };
+        }
+        aligned = aligned.min(alignment(r.offset * weight.dtype.size()));
+    }
+    problem.alignment = aligned as u32;
+    let (keeps, masked) = (l.gradient.keeps.is_some(), l.gradient.masked.is_some());
+    Ok(problem.with_epilogue(match (l.activation, l.b.is_some()) {
+        (Activation::Relu, true) if keeps => Epilogue::ReluAuxBias,
+        (Activation::None, false) if masked => Epilogue::Drelu,
+        (other, _) if keeps || masked => return Err(Error::unsupported(format!("a mask with {other:?}"))),
+        (Activation::None, false) => Epilogue::None,
+        (Activation::None, true) => Epilogue::Bias,
+        (Activation::Relu, false) => Epilogue::Relu,
+        (Activation::Relu, true) => Epilogue::ReluBias,
+        (Activation::GeluTanh, false) if weight.dtype != DType::F32 => Epilogue::Gelu,
+        (Activation::GeluTanh, true) if weight.dtype != DType::F32 => Epilogue::GeluBias,
+        (other, _) => return Err(Error::unsupported(format!("a product with {other:?}"))),
+    }))
+}

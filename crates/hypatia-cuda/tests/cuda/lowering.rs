@@ -1,0 +1,141 @@
+//! What plans for a GPU have that others do not have; no GPU is needed to see it.
+
+use hypatia_core::ir::program::Program;
+use hypatia_core::ir::text::{Weights, parse};
+use hypatia_core::ty::{Device, Ty};
+use hypatia_core::{Options, optimize};
+use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
+use hypatia_runtime::plan::Task;
+
+/// The plan of a program whose tensors are all on a GPU.
+fn lowered(text: &str) -> Lowered {
+    lowered_as(text, &Wish::default())
+}
+
+fn lowered_as(text: &str, wish: &Wish) -> Lowered {
+    let mut program = parse(text, Weights::Frozen).unwrap();
+    for input in &mut program.leaves.inputs {
+        if let Ty::Tensor(t) = &mut input.ty {
+            t.device = Device(1);
+        }
+    }
+    let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    lower(&optimized, 1, wish).unwrap()
+}
+
+const ROTATED: &str = "(let q (permute (reshape x:bf16[2,5,32] [2,5,4,8]) [0,2,1,3]))
+(let r (add (mul q c:bf16[5,8]) (mul (cat -1 (neg (slice q -1 4 8 1)) (slice q -1 0 4 1)) s:bf16[5,8])))";
+
+#[test]
+fn parts_are_put_together_inside_a_region() {
+    let lowered = lowered(&format!("{ROTATED}\n(tuple (reshape (permute r [0,2,1,3]) [2,5,32]))"));
+    let [Task::Region(step)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(step.shape, [2, 4, 5, 4]);
+    // Where the query lies, and in halves of its rows.
+    let places: Vec<_> = step.slices.iter().map(|o| (o.offset, &o.strides[..])).collect();
+    assert_eq!(places, [(0, &[160, 8, 32, 1][..]), (4, &[160, 8, 32, 1][..])]);
+    assert_eq!(step.outputs, lowered.plan.outputs);
+}
+
+#[test]
+fn parts_of_other_sizes_are_left_to_torch() {
+    let lowered = lowered("(tuple (mul 2.0 (cat -1 (neg x:[3,4]) y:[3,5])))");
+    let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
+    assert_eq!(lowered.calls.len(), 1, "{names:?}");
+}
+
+#[test]
+fn attention_writes_as_its_query_lies() {
+    let text = format!(
+        "{ROTATED}\n(tuple (linear w:bf16[16,32] none (reshape (permute (attention r q q none false none) [0,2,1,3]) [2,5,32])))"
+    );
+    let lowered = lowered(&text);
+    let [Task::Region(_), Task::Torch(call), Task::Linear(_)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    let seen = &lowered.plan.seen[&call.writes[0]];
+    assert_eq!(*seen, (vec![2, 4, 5, 8], vec![160, 8, 32, 1]));
+}
+
+#[test]
+fn a_norm_without_eps_takes_that_of_what_it_computes_in() {
+    let lowered = lowered("(tuple (rms_norm x:bf16[2,6] [6] w:bf16[6] none))");
+    assert!(
+        matches!(&lowered.plan.steps[..], [Task::Rows(_)]),
+        "{:?}",
+        lowered.plan.steps
+    );
+}
+
+#[test]
+fn a_matrix_may_be_kept_in_more_dimensions() {
+    // The gradient of a weight, of a gradient and an input with two dimensions of rows.
+    let lowered = lowered(
+        "(let g (reshape g:bf16[2,8,24] [16,24]))
+(tuple (mm (permute g [1,0]) (reshape x:bf16[2,8,32] [16,32])))",
+    );
+    let [Task::Linear(step)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    let weight = &lowered.plan.values[step.w].shape;
+    assert_eq!((step.m, step.sizes(weight)), (24, Some((32, 16))), "{weight:?}");
+}
+
+#[test]
+fn norms_of_training_steps_are_kernels() {
+    let forward = lowered(
+        "(let n (native_layer_norm x:bf16[4,32] [32] w:bf16[32] b:bf16[32] 1e-5))
+(tuple (add (getitem n 0) (mul (getitem n 0) (getitem n 2))))",
+    );
+    assert!(matches!(&forward.plan.steps[0], Task::Norm(n) if n.eps == Some(1e-5) && n.centered));
+    let backward = lowered(
+        "(let d (layer_norm_backward g:bf16[4,32] x:bf16[4,32] [32] m:f32[4,1] s:f32[4,1] w:bf16[32] b:bf16[32]))
+(tuple (add (getitem d 0) (getitem d 1)))",
+    );
+    assert!(matches!(&backward.plan.steps[0], Task::Norm(n) if n.eps.is_none() && (n.rows, n.width) == (4, 32)));
+    // Too wide for the registers of a block.
+    let wide = lowered(
+        "(let n (native_layer_norm x:bf16[4,9000] [9000] w:bf16[9000] b:bf16[9000] 1e-5))
+(tuple (add (getitem n 0) (mul (getitem n 0) (getitem n 2))))",
+    );
+    assert!(!wide.plan.steps.iter().any(|s| matches!(s, Task::Norm(_))));
+}
+
+#[test]
+fn gradients_of_activations_are_part_of_regions() {
+    for name in ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"] {
+        let lowered = lowered(&format!(
+            "(tuple (mul 2.0 ({name}_backward g:bf16[4,32] (add 1.0 x:bf16[4,32]))))"
+        ));
+        assert!(matches!(&lowered.plan.steps[..], [Task::Region(_)]), "{name}");
+    }
+}
+
+#[test]
+fn what_is_kept_lies_as_the_backward_pass_expects() {
+    let mut wish = Wish {
+        saved: true,
+        ..Wish::default()
+    };
+    let text = "(tuple (exp (permute x:bf16[2,5,4,8] [0,2,1,3])))";
+    let returned = |wish: &Wish| lowered_as(text, wish).results[0].strides.clone();
+    assert_eq!(returned(&wish), [160, 40, 8, 1]);
+    wish.layouts.outputs = vec![Wanted {
+        strides: Some(vec![160, 8, 32, 1]),
+        ..Wanted::default()
+    }];
+    assert_eq!(returned(&wish), [160, 8, 32, 1]);
+}
+
+#[test]
+fn a_factor_that_is_part_of_a_value_is_copied() {
+    // Products take their sizes from the shape of the factor's value.
+    let lowered = lowered("(tuple (mm x:[4,8] (slice y:[12,6] -2 0 8 1)))");
+    let [Task::Region(_), Task::Linear(product)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(lowered.plan.values[product.w].shape, [8, 6]);
+}

@@ -1,0 +1,248 @@
+//! Pointwise regions: an expression over any number of inputs.
+//!
+//! A [`Region`] is a list of [`Instruction`]s over values: the inputs first, then one value an instruction.
+
+use hypatia_core::ty::DType;
+use smallvec::SmallVec;
+
+use crate::{Error, Result};
+
+/// A number known when the region is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scalar {
+    /// For floating types. 16-bit types see it in f32: whoever wants it rounded to 16 bits does that.
+    Float(f64),
+    /// For integers, and for bool, where all but zero is true.
+    Int(i64),
+}
+
+/// What an instruction does, with torch's meaning, NaN included. Both operands of a binary op have the same dtype:
+/// promotion is written as [`Op::Cast`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// No operands.
+    Constant(Scalar, DType),
+    /// To another dtype: floats to integers by truncation, anything to bool by comparison with zero.
+    Cast(DType),
+    Neg,
+    Abs,
+    Sign,
+    Exp,
+    Expm1,
+    Log,
+    Log1p,
+    Sqrt,
+    Rsqrt,
+    Reciprocal,
+    Square,
+    Sin,
+    Cos,
+    Erf,
+    Tanh,
+    Sigmoid,
+    Relu,
+    Gelu,
+    GeluTanh,
+    Silu,
+    Floor,
+    Ceil,
+    /// Of bool only.
+    Not,
+    Add,
+    Sub,
+    Mul,
+    /// Of floats only.
+    Div,
+    /// Of floats only.
+    Pow,
+    Maximum,
+    Minimum,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    /// Of bool only.
+    And,
+    /// Of bool only.
+    Or,
+    /// `Where(condition, a, b)`.
+    Where,
+    /// `MaskedFill(x, mask, value)`.
+    MaskedFill,
+    /// `Clamp(x, least, greatest)`; if they cross, the greatest. The bounds are no NaN.
+    Clamp,
+}
+
+/// One op and the numbers of the values that it takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instruction {
+    /// What is done.
+    pub op: Op,
+    /// To which values.
+    pub args: SmallVec<[usize; 3]>,
+}
+
+impl Instruction {
+    /// An instruction on the values of these numbers.
+    pub fn new(op: Op, args: impl IntoIterator<Item = usize>) -> Instruction {
+        Instruction {
+            op,
+            args: args.into_iter().collect(),
+        }
+    }
+}
+
+/// When values of 16-bit floating types are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// After every op, as eager torch does.
+    EveryOp,
+    /// At casts and when they are stored; in between they keep the precision of f32.
+    AtStores,
+}
+
+/// A typed region. Every machine makes of it what it can run.
+#[derive(Debug)]
+pub struct Region {
+    inputs: Vec<DType>,
+    outputs: Vec<DType>,
+    meaning: Meaning,
+}
+
+/// A region as it was written.
+#[derive(Debug, Clone)]
+pub struct Meaning {
+    /// One value each, after those of the inputs.
+    pub instructions: Vec<Instruction>,
+    /// The dtype of every value, those of the inputs first.
+    pub types: Vec<DType>,
+    /// The number of the value of each output.
+    pub outputs: Vec<usize>,
+    /// When 16-bit values are rounded.
+    pub rounding: Rounding,
+}
+
+impl Region {
+    /// Types a region with inputs of these dtypes; `outputs` are numbers of values.
+    pub fn new(
+        inputs: &[DType],
+        instructions: Vec<Instruction>,
+        outputs: &[usize],
+        rounding: Rounding,
+    ) -> Result<Region> {
+        let mut types = inputs.to_vec();
+        for (i, instruction) in instructions.iter().enumerate() {
+            let args: SmallVec<[DType; 3]> = instruction
+                .args
+                .iter()
+                .map(|&a| types.get(a).copied())
+                .collect::<Option<_>>()
+                .ok_or_else(|| type_error(instruction.op, i, "takes a value that is not there yet"))?;
+            types.push(infer(instruction.op, &args).map_err(|message| type_error(instruction.op, i, &message))?);
+        }
+        if let Some(bad) = outputs.iter().find(|o| **o >= types.len()) {
+            return Err(Error::Type {
+                op: "region".into(),
+                message: format!("output {bad} of {} values", types.len()),
+            });
+        }
+        Ok(Region {
+            inputs: inputs.to_vec(),
+            outputs: outputs.iter().map(|&o| types[o]).collect(),
+            meaning: Meaning {
+                instructions,
+                types,
+                outputs: outputs.to_vec(),
+                rounding,
+            },
+        })
+    }
+
+    /// What it computes.
+    pub fn meaning(&self) -> &Meaning {
+        &self.meaning
+    }
+
+    /// The dtypes of the inputs.
+    pub fn inputs(&self) -> &[DType] {
+        &self.inputs
+    }
+
+    /// Whether it is the sum of its two inputs and nothing else.
+    pub(crate) fn is_sum(&self) -> bool {
+        let Meaning {
+            instructions, outputs, ..
+        } = &self.meaning;
+        matches!(&instructions[..], [add] if add.op == Op::Add && add.args[..] == [0, 1]) && outputs[..] == [2]
+    }
+
+    /// The dtypes of the outputs.
+    pub fn outputs(&self) -> &[DType] {
+        &self.outputs
+    }
+}
+
+fn type_error(op: Op, index: usize, message: &str) -> Error {
+    Error::Type {
+        op: format!("{op:?}"),
+        message: format!("instruction {index} {message}"),
+    }
+}
+
+/// The dtype of a result.
+fn infer(op: Op, args: &[DType]) -> Result<DType, String> {
+    use Op::*;
+    let arity = match op {
+        Constant(..) => 0,
+        Add | Sub | Mul | Div | Pow | Maximum | Minimum | Eq | Ne | Lt | Le | Gt | Ge | And | Or => 2,
+        Where | MaskedFill | Clamp => 3,
+        _ => 1,
+    };
+    if args.len() != arity {
+        return Err(format!("takes {arity} operands, not {}", args.len()));
+    }
+    let same = |a: DType, b: DType| {
+        if a == b {
+            Ok(a)
+        } else {
+            Err(format!("takes {a} and {b}, which differ"))
+        }
+    };
+    let demand = |ok: bool| {
+        if ok {
+            Ok(args[0])
+        } else {
+            Err(format!("is not defined for {}", args[0]))
+        }
+    };
+    match op {
+        Constant(Scalar::Float(_), dtype) if !dtype.is_float() => Err(format!("makes a {dtype} of a float")),
+        Constant(_, dtype) | Cast(dtype) => Ok(dtype),
+        Not => demand(args[0] == DType::Bool),
+        And | Or => demand(args[0] == DType::Bool && args[1] == DType::Bool),
+        Neg | Abs | Sign | Square | Relu => demand(args[0] != DType::Bool),
+        Add | Sub | Mul | Maximum | Minimum => {
+            demand(args[0] != DType::Bool)?;
+            same(args[0], args[1])
+        }
+        Div | Pow => {
+            demand(args[0].is_float())?;
+            same(args[0], args[1])
+        }
+        Eq | Ne | Lt | Le | Gt | Ge => same(args[0], args[1]).map(|_| DType::Bool),
+        Where => {
+            demand(args[0] == DType::Bool)?;
+            same(args[1], args[2])
+        }
+        MaskedFill if args[1] != DType::Bool => Err(format!("takes a mask of bool, not {}", args[1])),
+        MaskedFill => same(args[0], args[2]),
+        Clamp => {
+            demand(args[0] != DType::Bool)?;
+            same(same(args[0], args[1])?, args[2])
+        }
+        _ => demand(args[0].is_float()),
+    }
+}

@@ -1,0 +1,15 @@
+//! From optimized programs to results: plans, the kernels that they name, and running them on a CPU.
+
+pub mod arena;
+pub mod cpu;
+pub mod error;
+pub mod kernels;
+pub mod lower;
+pub mod operand;
+pub mod plan;
+pub mod pool;
+pub mod step;
+pub mod torch;
+pub mod tuning;
+
+pub use error::{Error, Result};

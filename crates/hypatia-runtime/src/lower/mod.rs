@@ -1,0 +1,3 @@
+//! From the chosen program to something that runs.
+
+pub mod plan;

@@ -1,0 +1,156 @@
+//! What no kernel serves is a call into torch.
+
+use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::emit::emit_node;
+use hypatia_core::ir::captured::CapturedArg;
+use hypatia_core::ir::node::Op;
+use hypatia_core::ops::Row;
+use hypatia_core::ty::Ty;
+use serde::Serialize;
+
+use super::{Lowering, no_plan};
+use crate::error::Result;
+use crate::step::{Machine, Operand, Task, TorchStep};
+
+/// A call into torch, for whoever binds the plan.
+#[derive(Debug, Clone, Serialize)]
+pub struct TorchCall {
+    /// The captured call that is made again; none for a call of the op table.
+    pub origin: Option<u32>,
+    /// The op to call; empty for a captured call.
+    pub target: String,
+    /// Arguments in schema order; nodes are numbers of `operands`. Empty for a captured call.
+    pub args: Vec<CapturedArg>,
+    /// What the node's operands are: tensors that the step reads, in order, or integers.
+    pub operands: Vec<CallOperand>,
+    /// Which of its results are written, where not all are.
+    pub kept: Option<Vec<usize>>,
+}
+
+/// An operand of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallOperand {
+    /// One of the tensors that the step reads.
+    Tensor(usize),
+    /// A size.
+    Int(i64),
+    /// An argument that the call's description holds.
+    Attr,
+}
+
+impl Lowering<'_> {
+    pub(super) fn torch(&mut self, id: Id) -> Result<()> {
+        let node = self.program.node(id).clone();
+        let emitted = emit_node(self.program, id)?;
+        let opaque = match &node.op {
+            Op::Opaque(i) => Some(&self.program.leaves.opaques[i]),
+            _ => None,
+        };
+        if opaque.is_some_and(|o| o.effect || o.mutates) {
+            return Err(no_plan("a call with effects"));
+        }
+        let mut reads = vec![];
+        let mut operands = vec![];
+        for child in &node.children {
+            operands.push(match self.program.ty(*child) {
+                Ty::Attr(_) if self.is_attr(*child) => CallOperand::Attr,
+                Ty::Attr(Attr::Int(d)) => {
+                    CallOperand::Int(d.known().ok_or_else(|| no_plan("a size that is not known"))?)
+                }
+                Ty::Tensor(t) => {
+                    let t = t.clone();
+                    let mut operand = self.operand(*child)?;
+                    // Calls that the table does not know may depend on how their operands lie in memory.
+                    if let Some(o) = opaque {
+                        let wanted = self.wish.layouts.read(&o.name, operands.len());
+                        operand = self.as_wanted(*child, operand, wanted)?;
+                    } else if self.row(id).is_some_and(Row::keeps_layout) {
+                        // Kernels of attention on a GPU read 16 bytes at a time.
+                        let aligned = self.plan.machine == Machine::Cpu || operand.has_aligned_rows(t.dtype.size());
+                        if !operand.has_dense_rows() || !aligned {
+                            operand = self.copy_of(*child, &operand)?;
+                        }
+                    }
+                    reads.push(operand);
+                    CallOperand::Tensor(reads.len() - 1)
+                }
+                other => return Err(no_plan(format!("a call on {other}"))),
+            });
+        }
+        let (types, tuple) = match self.program.ty(id) {
+            Ty::Tuple(items) => (items.to_vec(), true),
+            one => (vec![one.clone()], false),
+        };
+        // What is no tensor cannot be read by other steps, and such a call is made by Python, item by item.
+        let odd = tuple && types.iter().any(|t| !matches!(t, Ty::Tensor(_)));
+        let mut items = vec![];
+        let mut writes = vec![];
+        for (at, ty) in types.iter().enumerate() {
+            let t = match ty {
+                Ty::Tensor(t) if !odd || self.is_item_used(id, at) => t,
+                Ty::Tensor(_) => {
+                    items.push(None);
+                    continue;
+                }
+                _ if odd => {
+                    items.push(None);
+                    continue;
+                }
+                _ => return Err(no_plan(format!("a call that returns {ty}"))),
+            };
+            let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
+            let shape = shape.ok_or_else(|| no_plan("sizes that are not known"))?;
+            if t.device != self.device {
+                return Err(no_plan("a value on another device"));
+            }
+            let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
+            let like = reads.first().and_then(|q| self.strides_like(id, q, &shape));
+            let item = self.laid(&shape, t.dtype, layout.or(like.as_deref()))?;
+            writes.push(item.value);
+            items.push(Some(item));
+        }
+        let kept = (0..items.len()).filter(|i| items[*i].is_some()).collect();
+        if tuple {
+            self.items.insert(id, items);
+        } else if let Some(Some(one)) = items.pop() {
+            self.place.insert(id, one);
+        }
+        self.plan.steps.push(Task::Torch(TorchStep {
+            name: opaque.map_or_else(|| emitted.target.clone(), |o| o.target.clone()),
+            call: self.calls.len(),
+            reads,
+            writes,
+        }));
+        self.calls.push(TorchCall {
+            origin: matches!(node.op, Op::Opaque(_)).then_some(emitted.origin).flatten(),
+            target: emitted.target,
+            args: if matches!(node.op, Op::Opaque(_)) {
+                vec![]
+            } else {
+                emitted.args
+            },
+            operands,
+            kept: if odd { Some(kept) } else { None },
+        });
+        Ok(())
+    }
+
+    /// Whether one of several results is read.
+    fn is_item_used(&self, id: Id, item: usize) -> bool {
+        let reads = |user: Id| {
+            let node = self.program.node(user);
+            let index = node.children.get(1).and_then(|i| self.attr(*i)).and_then(Attr::as_int);
+            self.name(user) == "getitem" && node.children[0] == id && index == Some(item as i64)
+        };
+        self.program.reachable().into_iter().any(reads)
+    }
+
+    /// The strides of a result, where they are not the usual ones: torch's attention on a GPU writes as its query lies,
+    /// and anything else would be a copy.
+    fn strides_like(&self, id: Id, query: &Operand, shape: &[usize]) -> Option<Vec<isize>> {
+        let attention = self.name(id) == "attention" && self.plan.machine == Machine::Cuda;
+        (attention && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+    }
+}

@@ -1,0 +1,410 @@
+//! Pointwise regions and ops along rows.
+
+use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ir::node::Op;
+use hypatia_core::ops::promote;
+use hypatia_core::ty::{DType, Ty};
+use rustc_hash::FxHashMap;
+
+use super::slopes::is_gradient;
+use super::{Lowering, no_plan, numbers};
+use crate::error::Result;
+use crate::kernels::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
+use crate::kernels::rowwise::{RowOp, Rowwise};
+use crate::operand::dense_strides;
+use crate::step::{Operand, RegionStep, RowStep, Task, Value, ValueId};
+
+impl Lowering<'_> {
+    pub(super) fn region(&mut self, root: Id) -> Result<()> {
+        if let Some(join) = self.joined_in(root) {
+            return self.joined_region(root, join);
+        }
+        let (shape, _) = self.shape(root)?;
+        let mut made = Making::over(&shape);
+        self.leaves(root, &mut made)?;
+        let result = self.code(root, &mut made)?;
+        let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
+        let y = self.new_value(root)?;
+        self.note_gate(root, y, &made.inputs);
+        let dense = dense_strides(&shape);
+        self.plan.steps.push(Task::Region(Box::new(RegionStep {
+            region,
+            shape,
+            inputs: made.inputs,
+            outputs: vec![y],
+            slices: vec![],
+            dense,
+        })));
+        Ok(())
+    }
+
+    /// Whether a node can be computed inside a region: its op on its dtypes.
+    pub(super) fn is_pointwise(&self, id: Id) -> bool {
+        let Ok((shape, _)) = self.shape(id) else {
+            return false;
+        };
+        if lane(self.name(id)).is_none() && !is_gradient(self.name(id)) {
+            return false;
+        }
+        let mut made = Making::over(&shape);
+        for child in self.program.node(id).children.iter().filter(|c| !self.is_attr(**c)) {
+            let Ok((_, dtype)) = self.shape(*child) else {
+                return false;
+            };
+            if !made.place.contains_key(child) {
+                made.place.insert(*child, made.dtypes.len());
+                made.dtypes.push(dtype);
+            }
+        }
+        self.code(id, &mut made)
+            .and_then(|result| Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp))
+            .is_ok_and(|region| self.shape(id).is_ok_and(|(_, dtype)| region.outputs() == [dtype]))
+    }
+
+    /// What a node does along its last dimensions, and how many these are.
+    pub(super) fn row_op(&self, id: Id) -> Option<(RowOp, usize)> {
+        let children = &self.program.node(id).children;
+        let attr = |i: usize| self.attr(*children.get(i)?);
+        let last = |i: usize| attr(i).and_then(Attr::as_int) == Some(-1);
+        let trailing = |i: usize| {
+            let mut dims = attr(i)?.known_ints()?;
+            dims.sort_unstable();
+            let count = dims.len() as i64;
+            (count > 0 && dims == (-count..0).collect::<Vec<_>>()).then_some(count as usize)
+        };
+        let (from, to) = (self.shape(*children.first()?).ok()?.1, self.shape(id).ok()?.1);
+        if from != to || !to.is_float() {
+            return None;
+        }
+        Some(match self.name(id) {
+            "softmax" if last(1) => (RowOp::Softmax, 1),
+            "log_softmax" if last(1) => (RowOp::LogSoftmax, 1),
+            "layer_norm" => (
+                RowOp::LayerNorm {
+                    eps: attr(4)?.number()?,
+                },
+                attr(1)?.as_ints()?.len(),
+            ),
+            "rms_norm" => (
+                RowOp::RmsNorm {
+                    eps: match (attr(3)?, to) {
+                        // The type that is computed in says, not the one that is read.
+                        (Attr::None, DType::F32 | DType::BF16 | DType::F16) => f64::from(f32::EPSILON),
+                        (Attr::None, DType::F64) => f64::EPSILON,
+                        (given, _) => given.number()?,
+                    },
+                },
+                attr(1)?.as_ints()?.len(),
+            ),
+            "sum" => (RowOp::Sum, trailing(1)?),
+            "mean" => (RowOp::Mean, trailing(1)?),
+            "amax" => (RowOp::Amax, trailing(1)?),
+            _ => return None,
+        })
+    }
+
+    pub(super) fn rows(&mut self, id: Id) -> Result<()> {
+        let (op, reduced) = self.row_op(id).ok_or_else(|| no_plan("an op on other dimensions"))?;
+        let children = self.program.node(id).children.clone();
+        let x = children[0];
+        let ((shape, _), (result, dtype)) = (self.shape(x)?, self.shape(id)?);
+        let compute = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut rows = Rowwise::new(op, dtype)?;
+        let mut made = Making::over(&shape);
+        if self.inside[usize::from(x)] && !self.place.contains_key(&x) {
+            self.leaves(x, &mut made)?;
+            let mut last = self.code(x, &mut made)?;
+            if dtype != compute {
+                made.code.push(Instruction::new(Lane::Cast(compute), [last]));
+                last = made.dtypes.len() + made.code.len() - 1;
+            }
+            rows = rows.with_prologue(Region::new(&made.dtypes, made.code, &[last], Rounding::EveryOp)?)?;
+        } else {
+            made.inputs.push(self.operand(x)?);
+        }
+        let mut inputs = made.inputs;
+        let affine: Vec<Id> = match self.name(id) {
+            "layer_norm" => children[2..4].to_vec(),
+            "rms_norm" => children[2..3].to_vec(),
+            _ => vec![],
+        };
+        if affine.iter().any(|a| !self.is_attr(*a)) {
+            let mut types = vec![compute];
+            let mut code = vec![];
+            let given: Vec<Id> = affine.iter().copied().filter(|a| !self.is_attr(*a)).collect();
+            for operand in &given {
+                inputs.push(self.broadcast(*operand, &shape)?);
+                types.push(self.shape(*operand)?.1);
+            }
+            let (mut at, mut place) = (0, 1);
+            let mut next = types.len();
+            for (i, operand) in affine.iter().enumerate() {
+                if self.is_attr(*operand) {
+                    continue;
+                }
+                let mut with = place;
+                if types[place] != compute {
+                    code.push(Instruction::new(Lane::Cast(compute), [place]));
+                    with = next;
+                    next += 1;
+                }
+                code.push(Instruction::new(if i == 0 { Lane::Mul } else { Lane::Add }, [at, with]));
+                at = next;
+                next += 1;
+                place += 1;
+            }
+            if dtype != compute {
+                code.push(Instruction::new(Lane::Cast(dtype), [at]));
+                at = next;
+            }
+            rows = rows.with_epilogue(Region::new(&types, code, &[at], Rounding::AtStores)?)?;
+        }
+        let output = self.new_value(id)?;
+        let after = if op.reduces() {
+            shape[..shape.len() - reduced].to_vec()
+        } else {
+            result
+        };
+        let dense = dense_strides(&after);
+        self.plan.steps.push(Task::Rows(Box::new(RowStep {
+            rows,
+            shape,
+            reduced,
+            inputs,
+            output,
+            dense,
+        })));
+        Ok(())
+    }
+
+    /// A copy without gaps of what an operand sees; its value.
+    pub(super) fn copied(&mut self, id: Id, operand: &Operand) -> Result<ValueId> {
+        let dtype = self.plan.values[operand.value].dtype;
+        debug_assert_eq!(Some(dtype), self.shape(id).ok().map(|s| s.1));
+        let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?;
+        self.plan.values.push(Value {
+            shape: operand.shape.clone(),
+            dtype,
+        });
+        let value = self.plan.values.len() - 1;
+        self.plan.steps.push(Task::Region(Box::new(RegionStep {
+            region,
+            shape: operand.shape.clone(),
+            inputs: vec![operand.clone()],
+            outputs: vec![value],
+            slices: vec![],
+            dense: dense_strides(&operand.shape),
+        })));
+        Ok(value)
+    }
+
+    pub(super) fn broadcast(&mut self, id: Id, shape: &[usize]) -> Result<Operand> {
+        self.operand(id)?
+            .broadcast(shape)
+            .ok_or_else(|| no_plan("operands that do not broadcast"))
+    }
+
+    fn is_inner(&self, id: Id, root: Id) -> bool {
+        id == root || (self.inside[usize::from(id)] && self.pointwise[usize::from(id)])
+    }
+
+    /// Inputs come first in a region.
+    pub(super) fn leaves(&mut self, root: Id, made: &mut Making) -> Result<()> {
+        let mut stack = vec![root];
+        while let Some(id) = stack.pop() {
+            for child in self.program.node(id).children.clone() {
+                if self.is_attr(child) || made.place.contains_key(&child) {
+                    continue;
+                }
+                if self.is_inner(child, root) && !self.place.contains_key(&child) {
+                    stack.push(child);
+                    continue;
+                }
+                let operand = self.broadcast(child, &made.shape)?;
+                made.read(child, operand, self.shape(child)?.1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The dtype that an op on tensors of one dtype computes in: a number beside them may be of a higher kind.
+    fn computed_in(&self, id: Id, of: DType) -> Result<DType> {
+        let types: Vec<&Ty> = self
+            .program
+            .node(id)
+            .children
+            .iter()
+            .map(|c| self.program.ty(*c))
+            .collect();
+        let number = |t: &&Ty| t.attr().is_some_and(|a| a.number().is_some());
+        match self.name(id) {
+            "clamp" | "masked_fill" | "where" | "cast" => Ok(of),
+            "div" if types.iter().any(number) => Ok(self.shape(id)?.1),
+            _ if types.iter().any(number) => promote(&types).map_err(no_plan),
+            _ => Ok(of),
+        }
+    }
+
+    pub(super) fn code(&self, id: Id, made: &mut Making) -> Result<usize> {
+        if let Some(place) = made.place.get(&id) {
+            return Ok(*place);
+        }
+        let (_, dtype) = self.shape(id)?;
+        let name = self.name(id);
+        let children = self.program.node(id).children.clone();
+        if is_gradient(name)
+            && let &[g, x] = &children[..]
+        {
+            return self.slope(id, g, x, made);
+        }
+        let op = match name {
+            "cast" => Lane::Cast(dtype),
+            _ => lane(name).ok_or_else(|| no_plan(format!("the op {name}")))?,
+        };
+        let tensors: Vec<Id> = children.iter().copied().filter(|c| !self.is_attr(*c)).collect();
+        let of = self
+            .shape(*tensors.last().ok_or_else(|| no_plan("an op on numbers alone"))?)?
+            .1;
+        let within = self.computed_in(id, of)?;
+        let mut args = vec![];
+        for (i, child) in children.iter().enumerate() {
+            match &self.program.node(*child).op {
+                Op::Attr(Attr::DType(_)) => {}
+                Op::Attr(Attr::None) if name == "clamp" => {
+                    let bound = if i == 1 { f64::NEG_INFINITY } else { f64::INFINITY };
+                    args.push(made.constant(bound, of)?);
+                }
+                Op::Attr(a) => {
+                    let number = numbers::as_eager(name, a, within, self.plan.machine)
+                        .ok_or_else(|| no_plan(format!("{name} of {within} with {a}")))?;
+                    args.push(made.push(Instruction::new(Lane::Constant(number, within), [])));
+                }
+                _ => {
+                    let mask = i == 0 && name == "where" || i == 1 && name == "masked_fill";
+                    if !mask && name != "cast" && self.shape(*child)?.1 != of {
+                        return Err(no_plan(format!("{name} of mixed dtypes")));
+                    }
+                    let value = self.code(*child, made)?;
+                    args.push(match mask || name == "cast" || within == of {
+                        true => value,
+                        false => made.push(Instruction::new(Lane::Cast(within), [value])),
+                    });
+                }
+            }
+        }
+        let place = made.push(Instruction::new(op, args));
+        made.place.insert(id, place);
+        Ok(place)
+    }
+}
+
+/// A region that is being made.
+pub(super) struct Making {
+    pub(super) shape: Vec<usize>,
+    pub(super) inputs: Vec<Operand>,
+    pub(super) dtypes: Vec<DType>,
+    pub(super) code: Vec<Instruction>,
+    pub(super) place: FxHashMap<Id, usize>,
+}
+
+impl Making {
+    pub(super) fn over(shape: &[usize]) -> Making {
+        Making {
+            shape: shape.to_vec(),
+            inputs: vec![],
+            dtypes: vec![],
+            code: vec![],
+            place: FxHashMap::default(),
+        }
+    }
+
+    /// Notes an input; all of them come before any code.
+    pub(super) fn read(&mut self, id: Id, operand: Operand, dtype: DType) {
+        self.place.insert(id, self.inputs.len());
+        self.inputs.push(operand);
+        self.dtypes.push(dtype);
+    }
+
+    /// Several regions over the same shape as one, and the places of their results.
+    pub(super) fn side_by_side(shape: &[usize], parts: Vec<(Making, usize)>) -> (Making, Vec<usize>) {
+        let mut all = Making::over(shape);
+        let total: usize = parts.iter().map(|(p, _)| p.inputs.len()).sum();
+        let mut results = vec![];
+        for (part, result) in parts {
+            let (before, own) = (all.inputs.len(), part.inputs.len());
+            let code = all.code.len();
+            let moved = |at: usize| if at < own { before + at } else { total + code + at - own };
+            results.push(moved(result));
+            let code = part.code.into_iter();
+            all.code
+                .extend(code.map(|i| Instruction::new(i.op, i.args.into_iter().map(moved))));
+            all.inputs.extend(part.inputs);
+            all.dtypes.extend(part.dtypes);
+        }
+        (all, results)
+    }
+
+    /// Adds an instruction; its place.
+    pub(super) fn push(&mut self, instruction: Instruction) -> usize {
+        self.code.push(instruction);
+        self.dtypes.len() + self.code.len() - 1
+    }
+
+    /// A number that takes part in arithmetic of our own.
+    pub(super) fn constant(&mut self, number: f64, dtype: DType) -> Result<usize> {
+        if !dtype.is_float() {
+            return Err(no_plan("a float among integers"));
+        }
+        Ok(self.push(Instruction::new(Lane::Constant(Scalar::Float(number), dtype), [])))
+    }
+}
+
+/// The vector op of a pointwise row.
+pub(super) fn lane(name: &str) -> Option<Lane> {
+    Some(match name {
+        "cast" => Lane::Cast(DType::F32),
+        "neg" => Lane::Neg,
+        "abs" => Lane::Abs,
+        "sign" => Lane::Sign,
+        "exp" => Lane::Exp,
+        "expm1" => Lane::Expm1,
+        "log" => Lane::Log,
+        "log1p" => Lane::Log1p,
+        "sqrt" => Lane::Sqrt,
+        "rsqrt" => Lane::Rsqrt,
+        "reciprocal" => Lane::Reciprocal,
+        "square" => Lane::Square,
+        "sin" => Lane::Sin,
+        "cos" => Lane::Cos,
+        "erf" => Lane::Erf,
+        "tanh" => Lane::Tanh,
+        "sigmoid" => Lane::Sigmoid,
+        "relu" => Lane::Relu,
+        "gelu" => Lane::Gelu,
+        "gelu_tanh" => Lane::GeluTanh,
+        "silu" => Lane::Silu,
+        "floor" => Lane::Floor,
+        "ceil" => Lane::Ceil,
+        "logical_not" => Lane::Not,
+        "add" => Lane::Add,
+        "sub" => Lane::Sub,
+        "mul" => Lane::Mul,
+        "div" => Lane::Div,
+        "pow" => Lane::Pow,
+        "maximum" => Lane::Maximum,
+        "minimum" => Lane::Minimum,
+        "eq" => Lane::Eq,
+        "ne" => Lane::Ne,
+        "lt" => Lane::Lt,
+        "le" => Lane::Le,
+        "gt" => Lane::Gt,
+        "ge" => Lane::Ge,
+        "logical_and" => Lane::And,
+        "logical_or" => Lane::Or,
+        "where" => Lane::Where,
+        "masked_fill" => Lane::MaskedFill,
+        "clamp" => Lane::Clamp,
+        _ => return None,
+    })
+}

@@ -1,0 +1,226 @@
+//! Products with what their steps take over: bias, activation, what is added.
+
+use std::ops::RangeInclusive;
+
+use egg::Id;
+use hypatia_core::ty::DType;
+
+use super::{Lowering, no_plan};
+use crate::error::Result;
+use crate::kernels::product::Activation;
+use crate::step::{Gradient, LinearStep, Machine, Operand, Task, ValueId};
+
+/// A linear layer and the nodes that its step takes over.
+pub(super) struct Tail {
+    last: Id,
+    activation: Activation,
+    residual: Option<Id>,
+}
+
+/// A product with a frozen matrix, and a bias.
+pub(super) struct Product {
+    w: Id,
+    b: Option<Id>,
+    x: Id,
+    transposed: bool,
+}
+
+/// A right factor that changes is packed where it is used for so many rows, has so many terms, and is one panel: wider
+/// products are torch's, which are as fast and need no copy.
+const ROWS: usize = 256;
+const TERMS: usize = 256;
+const COLUMNS: RangeInclusive<usize> = 32..=64;
+
+impl Lowering<'_> {
+    /// What a linear layer's step takes over: an activation, then an addition of the same shape.
+    pub(super) fn follow(&mut self, linear: Id) {
+        let mut tail = Tail {
+            last: linear,
+            activation: Activation::None,
+            residual: None,
+        };
+        if let Some(user) = self.user(tail.last)
+            && let Some(activation) = activation(self.name(user))
+            && self.takes(linear, activation)
+        {
+            tail = Tail {
+                last: user,
+                activation,
+                residual: None,
+            };
+        }
+        if let Some(user) = self.user(tail.last)
+            && self.name(user) == "add"
+            && let [a, b] = self.program.node(user).children[..]
+        {
+            let other = if a == tail.last { b } else { a };
+            let alike = self.program.ty(other) == self.program.ty(tail.last);
+            // cuBLASLt adds before the activation.
+            let last = self.plan.machine == Machine::Cpu || tail.activation == Activation::None;
+            // Of two products that are added, one takes the sum over.
+            let free = !self.tails.contains_key(&user);
+            if alike && last && free && !self.is_attr(other) && other != tail.last {
+                tail.residual = Some(other);
+                tail.last = user;
+            }
+        }
+        let mut at = linear;
+        while at != tail.last {
+            self.inside[usize::from(at)] = true;
+            match self.user(at) {
+                Some(user) => at = user,
+                None => break,
+            }
+        }
+        self.tails.insert(tail.last, (linear, tail));
+    }
+
+    /// Whether the kernel of a linear layer takes an activation over.
+    fn takes(&self, linear: Id, activation: Activation) -> bool {
+        match (self.plan.machine, activation) {
+            (Machine::Cpu, _) | (_, Activation::Relu) => true,
+            // cuBLASLt's tanh is exact enough for 16 bits only.
+            (Machine::Cuda, Activation::GeluTanh) => self.shape(linear).is_ok_and(|(_, d)| d != DType::F32),
+            _ => false,
+        }
+    }
+
+    /// Rows of a product's operand or of what is added to it: how many and how far apart.
+    fn row_operand(&mut self, id: Id) -> Result<(Operand, usize, usize)> {
+        let operand = self.operand(id)?;
+        let operand = if operand.rows().is_some() {
+            operand
+        } else {
+            self.dense(id)?
+        };
+        let (count, stride) = operand.rows().ok_or_else(|| no_plan("rows without columns"))?;
+        Ok((operand, count, stride))
+    }
+
+    /// The operands of a product with a frozen matrix.
+    pub(super) fn product(&self, id: Id) -> Option<Product> {
+        let children = &self.program.node(id).children;
+        let (w, b, x, transposed) = match (self.name(id), &children[..]) {
+            ("linear", &[w, b, x]) => (w, (!self.is_attr(b)).then_some(b), x, false),
+            ("addmm", &[b, x, m]) => (m, Some(b), x, true),
+            ("mm", &[x, m]) => (m, None, x, true),
+            ("matmul", &[x, m]) if self.is_rows_by_matrix(x, m) => (m, None, x, true),
+            _ => return None,
+        };
+        let weight = |id: Id| self.source.weight[usize::from(id)];
+        let (shape, dtype) = self.shape(w).ok()?;
+        let columns = *if transposed { shape.last() } else { shape.first() }?;
+        let (gpu, empty) = (self.plan.machine == Machine::Cuda, self.shape(id).ok()?.0.contains(&0));
+        let constant = |id: Id| gpu || weight(id);
+        let bias = b.is_none_or(|b| constant(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
+        let served = match dtype {
+            DType::F32 | DType::BF16 => true,
+            DType::F16 => gpu,
+            _ => false,
+        };
+        // cuBLASLt has no empty products.
+        let filled = !gpu || !(empty || shape.contains(&0));
+        let known = constant(w) || self.is_packed_each_time(id, w);
+        (known && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
+    }
+
+    /// Whether a general product multiplies rows by one matrix; GPUs leave those to torch.
+    fn is_rows_by_matrix(&self, x: Id, m: Id) -> bool {
+        let rank = |id: Id| self.shape(id).map_or(0, |(shape, _)| shape.len());
+        self.plan.machine == Machine::Cpu && rank(x) >= 2 && rank(m) == 2
+    }
+
+    /// Whether a product of two activations is large enough that its right factor is worth packing at each call.
+    fn is_packed_each_time(&self, id: Id, w: Id) -> bool {
+        let (Ok((result, dtype)), Ok((factor, _))) = (self.shape(id), self.shape(w)) else {
+            return false;
+        };
+        let Some((columns, rows)) = result.split_last() else {
+            return false;
+        };
+        let terms = factor.iter().product::<usize>() / (*columns).max(1);
+        let large = rows.iter().product::<usize>() >= ROWS && terms >= TERMS && COLUMNS.contains(columns);
+        self.plan.machine == Machine::Cpu && !self.wish.saved && dtype == DType::F32 && large
+    }
+
+    pub(super) fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
+        let product = self
+            .product(linear)
+            .ok_or_else(|| no_plan("a product of another form"))?;
+        let (x, m, x_stride, x_transposed) = self.left(product.x)?;
+        let (w, flipped) = self.right(product.w)?;
+        let b = product.b.map(|b| self.whole(b)).transpose()?;
+        let r = tail.residual.map(|r| self.row_operand(r)).transpose()?;
+        let constant = self.source.weight[usize::from(product.w)];
+        let parts = match self.parts(id).filter(|_| id == linear && constant) {
+            Some(parts) => parts.into_iter().map(|(part, columns)| (part, Some(columns))).collect(),
+            None => vec![(id, None)],
+        };
+        for (part, columns) in parts {
+            // Nothing is left to do for a part.
+            self.inside[usize::from(part)] |= columns.is_some();
+            let y = self.new_value(part)?;
+            self.plan.steps.push(Task::Linear(LinearStep {
+                x: x.clone(),
+                x_stride,
+                m,
+                w,
+                transposed: product.transposed != flipped,
+                b,
+                columns,
+                r: r.as_ref().map(|(operand, _, stride)| (operand.clone(), *stride)),
+                activation: tail.activation,
+                y,
+                gradient: Gradient {
+                    x_transposed,
+                    ..Gradient::default()
+                },
+            }));
+        }
+        Ok(())
+    }
+
+    /// A product's right factor, and whether its transpose lies there.
+    fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
+        let operand = self.operand(id)?;
+        // Steps take sizes from a factor's value, if that is a matrix: a part of one or another shape is copied. What
+        // has more dimensions serves on a GPU as it lies.
+        let is_value = |o: &Operand| {
+            let value = &self.plan.values[o.value];
+            let whole = o.offset == 0 && o.is_dense() && value.numel() == o.shape.iter().product::<usize>();
+            whole && (value.shape == o.shape || (self.plan.machine == Machine::Cuda && value.shape.len() != 2))
+        };
+        if is_value(&operand) {
+            return Ok((operand.value, false));
+        }
+        if operand.shape.len() == 2 && is_value(&operand.permuted(&[1, 0])) {
+            return Ok((operand.value, true));
+        }
+        Ok((self.copied(id, &operand)?, false))
+    }
+
+    /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.
+    fn left(&mut self, id: Id) -> Result<(Operand, usize, usize, bool)> {
+        let operand = self.operand(id)?;
+        if self.plan.machine == Machine::Cuda && operand.shape.len() == 2 && operand.rows().is_none() {
+            let lying = operand.permuted(&[1, 0]);
+            if let Some((_, stride)) = lying.rows() {
+                return Ok((lying, operand.shape[0], stride, true));
+            }
+        }
+        let (operand, m, stride) = self.row_operand(id)?;
+        Ok((operand, m, stride, false))
+    }
+}
+
+fn activation(name: &str) -> Option<Activation> {
+    Some(match name {
+        "relu" => Activation::Relu,
+        "gelu" => Activation::Gelu,
+        "gelu_tanh" => Activation::GeluTanh,
+        "silu" => Activation::Silu,
+        "sigmoid" => Activation::Sigmoid,
+        "tanh" => Activation::Tanh,
+        _ => return None,
+    })
+}

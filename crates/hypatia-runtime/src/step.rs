@@ -1,0 +1,305 @@
+//! What a plan is made of: values and the steps that compute them.
+
+use crate::operand::dense_strides;
+pub use crate::operand::{Operand, ValueId};
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use hypatia_core::ty::DType;
+
+use crate::kernels::product::Activation;
+use crate::kernels::region::Region;
+use crate::kernels::rowwise::Rowwise;
+
+/// A dense value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Value {
+    /// Its sizes.
+    pub shape: Vec<usize>,
+    /// Its element type.
+    pub dtype: DType,
+}
+
+impl Value {
+    /// Elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+}
+
+/// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinearStep {
+    /// Rows, each `x_stride` elements after the one before.
+    pub x: Operand,
+    /// See there.
+    pub x_stride: usize,
+    /// How many rows.
+    pub m: usize,
+    /// Weight, a constant on the CPU.
+    pub w: ValueId,
+    /// The weight has a column, not a row, for each column of the result.
+    pub transposed: bool,
+    /// Bias, as the weight.
+    pub b: Option<ValueId>,
+    /// The columns of the result that are computed, if not all, from those parts of weight and bias; on the CPU only.
+    pub columns: Option<Range<usize>>,
+    /// What is added at the end: rows, and how far apart.
+    pub r: Option<(Operand, usize)>,
+    /// What is applied before that.
+    pub activation: Activation,
+    /// The result.
+    pub y: ValueId,
+    /// What passes of a training step need beside; a GPU's kernels only.
+    pub gradient: Gradient,
+}
+
+/// What a product does beside for a forward or a backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gradient {
+    /// The rows of `x` are the columns of the product's left factor.
+    pub x_transposed: bool,
+    /// The sum of each row of the left factor is written: the gradient of a bias.
+    pub sums: Option<ValueId>,
+    /// Bits that tell where the result of a ReLU is positive are written.
+    pub keeps: Option<ValueId>,
+    /// The result is zero where such bits are not set.
+    pub masked: Option<ValueId>,
+}
+
+/// Sums over the first dimensions.
+#[derive(Debug)]
+pub struct ColumnStep {
+    /// What is summed.
+    pub x: Operand,
+    /// Over so many of its first dimensions.
+    pub rows: usize,
+    /// What is written.
+    pub output: ValueId,
+}
+
+/// A norm in a training step: with its statistics, or its gradients.
+#[derive(Debug)]
+pub struct NormStep {
+    /// Rows, and elements of a row.
+    pub rows: usize,
+    /// See there.
+    pub width: usize,
+    /// The mean is taken away, and there is a bias.
+    pub centered: bool,
+    /// What is added to the spread in the forward pass; none in the backward pass.
+    pub eps: Option<f64>,
+    /// Forward: `x`, weight, bias. Backward: gradient, `x`, mean, factor, weight. Without a mean and a bias if it is not
+    /// centered.
+    pub reads: Vec<ValueId>,
+    /// Forward: the result, mean, factor. Backward: gradients of `x`, weight, bias.
+    pub writes: Vec<ValueId>,
+}
+
+/// A fused pointwise region.
+#[derive(Debug)]
+pub struct RegionStep {
+    /// What is computed.
+    pub region: Region,
+    /// The shape of the results.
+    pub shape: Vec<usize>,
+    /// What it reads, in that shape.
+    pub inputs: Vec<Operand>,
+    /// What it writes, densely.
+    pub outputs: Vec<ValueId>,
+    /// Where in those values each result lies, if not densely.
+    pub slices: Vec<Operand>,
+    /// Strides of a dense value of that shape.
+    pub dense: Vec<isize>,
+}
+
+/// An op along rows of the last dimensions, with pointwise work before and after.
+#[derive(Debug)]
+pub struct RowStep {
+    /// What is computed.
+    pub rows: Rowwise,
+    /// The shape of what it reads.
+    pub shape: Vec<usize>,
+    /// So many of its last dimensions are a row.
+    pub reduced: usize,
+    /// What it reads, in that shape.
+    pub inputs: Vec<Operand>,
+    /// What it writes, densely.
+    pub output: ValueId,
+    /// Strides of the result.
+    pub dense: Vec<isize>,
+}
+
+/// A call into torch.
+#[derive(Debug)]
+pub struct TorchStep {
+    /// What is called, for messages.
+    pub name: String,
+    /// Which of the plan's calls it is.
+    pub call: usize,
+    /// The tensors that it reads.
+    pub reads: Vec<Operand>,
+    /// What it writes, densely.
+    pub writes: Vec<ValueId>,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub enum Task {
+    /// A linear layer.
+    Linear(LinearStep),
+    /// Pointwise ops.
+    Region(Box<RegionStep>),
+    /// An op on rows.
+    Rows(Box<RowStep>),
+    /// Sums over rows, on a GPU.
+    Columns(Box<ColumnStep>),
+    /// A norm of a training step, on a GPU.
+    Norm(Box<NormStep>),
+    /// A call into torch.
+    Torch(TorchStep),
+}
+
+impl LinearStep {
+    /// Columns of the result and of the operand, given the shape of the weight.
+    pub fn sizes(&self, weight: &[usize]) -> Option<(usize, usize)> {
+        match (weight, self.transposed) {
+            (&[n, k], false) | (&[k, n], true) => Some((n, k)),
+            // A matrix that is kept as something of more dimensions.
+            _ => {
+                let terms = if self.gradient.x_transposed {
+                    self.x.shape.first()
+                } else {
+                    self.x.shape.last()
+                };
+                let (k, all) = (*terms?, weight.iter().product::<usize>());
+                (k > 0 && all.is_multiple_of(k)).then(|| (all / k, k))
+            }
+        }
+    }
+
+    /// The columns that are computed, of so many.
+    pub fn part(&self, n: usize) -> Range<usize> {
+        self.columns.clone().unwrap_or(0..n)
+    }
+}
+
+impl Task {
+    /// Values that a step reads at every call.
+    pub fn reads(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => [Some(l.x.value), l.r.as_ref().map(|r| r.0.value), l.gradient.masked]
+                .into_iter()
+                .flatten()
+                .collect(),
+            Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
+            Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
+            Task::Columns(c) => vec![c.x.value],
+            Task::Norm(n) => n.reads.clone(),
+            Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
+        }
+    }
+
+    /// Values that a step reads as weights: constants that the CPU packs, anything on a GPU.
+    pub fn weights(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => [Some(l.w), l.b].into_iter().flatten().collect(),
+            _ => vec![],
+        }
+    }
+
+    /// Values that a step writes.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Task::Linear(l) => [Some(l.y), l.gradient.sums, l.gradient.keeps]
+                .into_iter()
+                .flatten()
+                .collect(),
+            Task::Region(r) => r.outputs.clone(),
+            Task::Rows(r) => vec![r.output],
+            Task::Columns(c) => vec![c.output],
+            Task::Norm(n) => n.writes.clone(),
+            Task::Torch(t) => t.writes.clone(),
+        }
+    }
+
+    /// What a step does, in words.
+    pub fn name(&self) -> String {
+        match self {
+            Task::Linear(l) => {
+                let mut name = String::from("linear");
+                if l.activation != Activation::None {
+                    name += &format!(" + {:?}", l.activation).to_lowercase();
+                }
+                let g = &l.gradient;
+                for (used, what) in [(g.keeps, " + mask"), (g.masked, ", masked"), (g.sums, ", sums")] {
+                    name += if used.is_some() { what } else { "" };
+                }
+                name
+            }
+            Task::Region(r) => format!("pointwise over {:?}", r.shape),
+            Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
+            Task::Columns(c) => format!("column sums of {:?}", c.x.shape),
+            Task::Norm(n) => {
+                let name = if n.centered { "layer_norm" } else { "rms_norm" };
+                let what = if n.eps.is_some() { "with statistics" } else { "backward" };
+                format!("{name} {what} over {:?}", [n.rows, n.width])
+            }
+            Task::Torch(t) => t.name.clone(),
+        }
+    }
+}
+
+/// Where a plan runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Machine {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// A GPU of NVIDIA's.
+    Cuda,
+}
+
+/// Steps in order, over values. Every value is an input, a constant, or written by exactly one step.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Where it runs.
+    pub machine: Machine,
+    /// All values.
+    pub values: Vec<Value>,
+    /// What is done.
+    pub steps: Vec<Task>,
+    /// Values given at every call.
+    pub inputs: Vec<ValueId>,
+    /// Values given once.
+    pub constants: Vec<ValueId>,
+    /// Values returned, each written by a step.
+    pub outputs: Vec<ValueId>,
+    /// Sizes and strides in which callers and torch see a value, where that is not as it lies in memory.
+    pub seen: BTreeMap<ValueId, (Vec<usize>, Vec<isize>)>,
+}
+
+impl Plan {
+    /// Bytes that a step reads and writes, each of its values once.
+    pub fn moved(&self, step: &Task) -> usize {
+        let mut touched = [step.reads(), step.weights(), step.writes()].concat();
+        touched.sort_unstable();
+        touched.dedup();
+        touched.iter().map(|id| self.values[*id].bytes()).sum()
+    }
+
+    /// Sizes and strides in which callers and torch see a value.
+    pub fn form(&self, id: ValueId) -> (Vec<usize>, Vec<isize>) {
+        let shape = &self.values[id].shape;
+        self.seen
+            .get(&id)
+            .cloned()
+            .unwrap_or_else(|| (shape.clone(), dense_strides(shape)))
+    }
+}

@@ -1,0 +1,366 @@
+//! Native plans compute what the reference evaluation does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use egg::Id;
+use hypatia_core::eval::{Mode, Val};
+use hypatia_core::ir::kept::Kept;
+use hypatia_core::ir::node::Op;
+use hypatia_core::ir::text::{Weights, parse};
+use hypatia_core::random::Random;
+use hypatia_core::{Options, optimize};
+use hypatia_runtime::Error;
+use hypatia_runtime::lower::plan::{Lowered, Owner, Wanted, Wish, lower, lower_program};
+use hypatia_runtime::plan::{Memory, Setting};
+use hypatia_runtime::tuning::Database;
+
+/// Programs that have a plan, with the number of its steps.
+const PLANNED: &[(&str, usize)] = &[
+    ("(tuple (relu (linear w:[33,17] b:[33] x:[5,17])))", 1),
+    (
+        "(tuple (linear w2:[10,40] b2:[10] (relu (linear w1:[40,20] b1:[40] x:[7,20]))))",
+        2,
+    ),
+    (
+        "(tuple (add r:[7,20] (linear w2:[20,40] none (gelu (linear w1:[40,20] b1:[40] x:[7,20])))))",
+        2,
+    ),
+    (
+        "(tuple (linear w3:[8,24] none (mul (silu (linear w1:[24,16] none x:[2,5,16])) (linear w2:[24,16] none x))))",
+        4,
+    ),
+    ("(tuple (relu (addmm b:[9] x:[5,7] w:[7,9])) (mm y:[2,7] w))", 2),
+    // Two products that are added: one step takes the other's result.
+    (
+        "(tuple (add (linear w1:[9,7] none (tanh x:[5,7])) (linear w2:[9,8] none (tanh y:[5,8]))))",
+        4,
+    ),
+    // Parts of a merged product that are results are written where they belong.
+    (
+        "(let h (linear w:[24,16] b:[24] x:[5,16]))
+         (tuple (slice h -1 0 10 1) (exp (slice h -1 10 16 1)) (reshape (slice h -1 16 24 1) [5,2,4]))",
+        4,
+    ),
+    (
+        "(let h (split (mm x:[5,16] w:[16,24]) [4,20] -1)) (tuple (getitem h 0) (getitem h 1))",
+        2,
+    ),
+    // Parts that are only read are not.
+    (
+        "(let h (linear w:[24,16] none x:[5,16])) (tuple (mul (slice h -1 0 12 1) (slice h -1 12 24 1)))",
+        2,
+    ),
+    // Neither are parts that overlap.
+    (
+        "(let h (linear w:[24,16] none x:[5,16])) (tuple (slice h -1 0 14 1) (slice h -1 12 24 1))",
+        3,
+    ),
+    // Narrow products of two activations.
+    ("(tuple (relu (mm x:[256,260] y:[260,40])))", 1),
+    (
+        "(tuple (matmul x:[2,130,256] y:[256,64]) (relu (matmul x w:[256,8])))",
+        2,
+    ),
+    ("(tuple (mm x:[256,256] (permute y:[33,256] [1,0])))", 1),
+    ("(tuple (add (linear y:[32,256] b:[32] x:[2,140,256]) r:[2,140,32]))", 1),
+    (
+        "(tuple (mm x:[256,256] (slice y:[300,40] -2 0 256 1)) (mm x (exp z:[256,33])))",
+        4,
+    ),
+    ("(tuple (add (mul (exp x:[3,4,5]) y:[4,1]) 1.5))", 1),
+    ("(tuple (where (gt x:[9] 0.25) (sub x 1.0) (clamp x none 0.0)))", 1),
+    ("(tuple (tanh x:[6,7]) (sigmoid x))", 2),
+    ("(tuple (softmax x:[3,5,7] -1) (log_softmax x -1))", 2),
+    ("(tuple (layer_norm x:[4,6] [6] w:[6] b:[6] 1e-5))", 1),
+    ("(tuple (layer_norm (add x:[4,6] r:[4,6]) [6] w:[6] none 1e-5))", 1),
+    ("(tuple (rms_norm (mul x:[2,3,6] 0.5) [6] w:[6] 1e-5))", 1),
+    (
+        "(tuple (sum x:[4,6] [-1] false) (mean (exp x) [-1] true) (amax x [-2,-1] false))",
+        3,
+    ),
+    // Every second value lies in a result that is not written yet, some of them in the later one of two.
+    (
+        "(tuple (softmax (layer_norm (softmax (layer_norm x:[3,16] [16] none none 1e-5) -1) [16] none none 1e-5) -1))",
+        4,
+    ),
+    (
+        "(tuple (layer_norm (softmax (layer_norm x:[4,6] [6] none none 1e-5) -1) [6] none none 1e-5) (softmax (softmax x -1) -1))",
+        5,
+    ),
+];
+
+fn bytes(value: &Val) -> Vec<f32> {
+    match value {
+        Val::Arr(a) => a.data.iter().map(|v| *v as f32).collect(),
+        _ => vec![],
+    }
+}
+
+fn run(text: &str, threads: usize) -> (Vec<Vec<f32>>, Vec<Vec<f64>>, usize) {
+    let program = parse(text, Weights::Frozen).unwrap();
+    let results = program.node(program.root).children.len();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    let lowered = lower(&optimized, results, &Wish::default()).unwrap();
+    let mut random = Random(7);
+    let given: Vec<Val> = (program.leaves.inputs.iter())
+        .map(|i| random.value(&i.ty).unwrap())
+        .collect();
+    let leaf = |op: &Op, _: &[Val]| match op {
+        Op::Input(i) => Ok(given[*i as usize].clone()),
+        _ => Err(hypatia_core::Error::Graph("no input".into())),
+    };
+    let values: BTreeMap<Id, Val> = optimized.output.eval(&leaf, Mode::Real).unwrap();
+    let memory = |ids: &[Id]| -> Vec<Vec<f32>> { ids.iter().map(|id| bytes(&values[id])).collect() };
+    let (mut constants, mut inputs) = (memory(&lowered.constants), memory(&lowered.inputs));
+    let pointers =
+        |list: &mut Vec<Vec<f32>>| -> Vec<Memory> { list.iter_mut().map(|v| Memory(v.as_mut_ptr().cast())).collect() };
+    let steps = lowered.plan.steps.len();
+    let sizes: Vec<usize> = (lowered.plan.outputs.iter())
+        .map(|id| lowered.plan.values[*id].numel())
+        .collect();
+    let mut outputs: Vec<Vec<f32>> = sizes.iter().map(|n| vec![f32::NAN; *n]).collect();
+    // SAFETY: every vector has its value's size, and all live on.
+    unsafe {
+        let plan = Arc::new(lowered.plan);
+        let setting = Setting {
+            threads,
+            database: &Database::in_memory(),
+            limit: Duration::from_secs(1),
+            most: None,
+            without: &[],
+            like: None,
+        };
+        let runnable = plan.bind(&pointers(&mut constants), vec![], setting).unwrap();
+        let kept = runnable.kept();
+        let packed = |i: &usize| !kept.contains(i);
+        (0..constants.len())
+            .filter(packed)
+            .for_each(|i| constants[i].fill(f32::NAN));
+        for _ in 0..2 {
+            runnable
+                .run(threads, &pointers(&mut inputs), &pointers(&mut outputs))
+                .unwrap();
+        }
+    }
+    let expected = (program.node(program.root).children.iter())
+        .map(|id| match &program.eval(&leaf, Mode::Real).unwrap()[id] {
+            Val::Arr(a) => a.data.clone(),
+            _ => vec![],
+        })
+        .collect();
+    (outputs, expected, steps)
+}
+
+#[test]
+fn plans_compute_what_the_program_means() {
+    for (text, steps) in PLANNED {
+        check(text, *steps);
+    }
+}
+
+fn check(text: &str, steps: usize) {
+    for threads in [1, 2] {
+        let (outputs, expected, made) = run(text, threads);
+        assert_eq!(made, steps, "{text}");
+        for (ours, right) in outputs.iter().zip(&expected) {
+            let scale = right.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+            for (a, b) in ours.iter().zip(right) {
+                assert!((f64::from(*a) - b).abs() <= 1e-5 * scale, "{text}: {a} instead of {b}");
+            }
+        }
+    }
+}
+
+/// Programs of views, with the number of steps.
+const VIEWED: &[(&str, usize)] = &[
+    ("(tuple (relu (permute x:[3,4,5] [2,0,1])))", 1),
+    ("(tuple (add (slice x:[3,8] -1 0 4 1) (slice x -1 4 8 1)))", 1),
+    ("(tuple (reshape (permute (exp x:[3,4,5]) [1,0,2]) [4,15]))", 2),
+    ("(tuple (permute (exp x:[3,4]) [1,0]))", 2),
+    (
+        "(tuple (mul (select x:[3,4,5] -2 1) 2.0) (softmax (permute x [0,2,1]) -1))",
+        2,
+    ),
+    ("(tuple (linear w:[6,4] none (slice x:[5,8] -1 2 6 1)))", 1),
+    ("(tuple (linear w:[6,4] none (permute x:[4,5] [1,0])))", 2),
+    ("(tuple (add (expand x:[4,1] [4,7]) y:[4,7]))", 1),
+    // Rotary positions: halves that are put together inside a region, of a permuted tensor and of a dense one.
+    (
+        "(let q (permute (reshape x:[2,5,32] [2,5,4,8]) [0,2,1,3]))
+         (let r (add (mul q c:[5,8]) (mul (cat -1 (neg (slice q -1 4 8 1)) (slice q -1 0 4 1)) s:[5,8])))
+         (tuple (reshape (permute r [0,2,1,3]) [2,5,32]))",
+        1,
+    ),
+    ("(tuple (mul 2.0 (cat -2 (exp x:[6,5]) y:[6,5])))", 1),
+    (
+        "(tuple (relu (getitem (split x:[5,9] [2,3,4] -1) 1)) (relu (getitem (split x [2,3,4] -1) 2)))",
+        2,
+    ),
+];
+
+#[test]
+fn views_are_read_where_they_are() {
+    for (text, steps) in VIEWED {
+        check(text, *steps);
+    }
+}
+
+#[test]
+fn sizes_are_put_in_when_a_plan_is_made() {
+    let program = parse(
+        "(tuple (relu (linear w:[6,4] b:[6] (permute x:[2,s,4] [1,0,2]))))",
+        Weights::Frozen,
+    )
+    .unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    assert!(lower(&optimized, 1, &Wish::default()).is_err());
+    for rows in [1, 3, 64] {
+        let lowered = lower(&optimized, 1, &Wish::at(&BTreeMap::from([("s".into(), rows)]))).unwrap();
+        let shapes: Vec<&[usize]> = lowered.plan.values.iter().map(|v| &v.shape[..]).collect();
+        assert!(shapes.contains(&&[rows as usize, 2, 6][..]), "{shapes:?}");
+        assert_eq!(
+            lowered.plan.steps.len(),
+            if rows == 1 { 1 } else { 2 },
+            "a copy and a product"
+        );
+    }
+}
+
+#[test]
+fn the_rest_is_a_call_into_torch() {
+    for (text, name) in [
+        ("(tuple (softmax x:[4,4] -2))", "aten._softmax.default"),
+        ("(tuple (relu (linear y:[4,4] none x:[2,4])))", "aten.linear.default"),
+        // Wide products are torch's.
+        ("(tuple (mm x:[256,256] y:[256,256]))", "aten.mm.default"),
+    ] {
+        let program = parse(text, Weights::Live).unwrap();
+        let optimized = optimize(&program, &Options::default()).unwrap();
+        let lowered = lower(&optimized, 1, &Wish::default()).unwrap();
+        assert_eq!(lowered.plan.steps[0].name(), name, "{text}");
+        assert_eq!(lowered.calls[0].target, name, "{text}");
+    }
+}
+
+#[test]
+fn what_has_no_plan_says_why() {
+    let cases = [("(tuple (linear w:[4,s] none x:[2,s]))", "not known")];
+    for (text, why) in cases {
+        let program = parse(text, Weights::Frozen).unwrap();
+        let optimized = optimize(&program, &Options::default()).unwrap();
+        let error = lower(&optimized, 1, &Wish::default()).unwrap_err().to_string();
+        assert!(error.contains(why), "{text}: {error}");
+        assert!(
+            error.starts_with("no native plan: "),
+            "nothing is wrong with it: {error}"
+        );
+    }
+}
+
+/// What is returned where results are to lie so in eager.
+fn returned(text: &str, outputs: Vec<Wanted>) -> Result<Lowered, Error> {
+    let program = parse(text, Weights::Frozen).unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    let mut wish = Wish::default();
+    wish.layouts.outputs = outputs;
+    lower(&optimized, program.node(program.root).children.len(), &wish)
+}
+
+fn lying(strides: &[isize], offset: isize, memory: Owner) -> Wanted {
+    Wanted {
+        strides: Some(strides.to_vec()),
+        offset,
+        whole: false,
+        memory,
+    }
+}
+
+#[test]
+fn a_result_is_made_in_the_shape_of_a_view() {
+    let lowered = returned("(tuple (reshape (exp x:[4,6]) [24]))", vec![]).unwrap();
+    assert_eq!(lowered.plan.steps.len(), 1);
+    assert_eq!(lowered.plan.values[lowered.plan.outputs[0]].shape, [24]);
+    assert!(lowered.results[0].whole);
+}
+
+#[test]
+fn results_lie_as_in_eager() {
+    let one = |text: &str, wanted: Wanted| {
+        let lowered = returned(text, vec![wanted.clone()]).unwrap();
+        let result = lowered.results[0].clone();
+        assert_eq!(Some(&result.strides), wanted.strides.as_ref(), "{text}");
+        (lowered.plan.steps.len(), result.given, result.offset)
+    };
+    let own = |strides: &[isize], offset| lying(strides, offset, Owner::Own(0));
+    // As the step has it.
+    assert_eq!(
+        one("(tuple (permute (exp x:[4,6]) [1,0]))", own(&[1, 6], 0)),
+        (1, false, 0)
+    );
+    assert_eq!(one("(tuple (select (exp x:[4,6]) -1 2))", own(&[6], 2)), (1, false, 2));
+    // Not as the step has it: a copy, with gaps if there are some.
+    assert_eq!(
+        one("(tuple (permute (exp x:[4,6]) [1,0]))", own(&[4, 1], 0)),
+        (2, false, 0)
+    );
+    assert_eq!(one("(tuple (exp x:[4,6]))", own(&[10, 1], 0)), (2, false, 0));
+    assert_eq!(
+        one("(tuple (expand (exp x:[6]) [4,6]))", own(&[0, 1], 0)),
+        (1, false, 0)
+    );
+    // Eager has more in that memory, and nothing else.
+    let whole = Wanted {
+        whole: true,
+        ..own(&[1], 0)
+    };
+    assert_eq!(one("(tuple (select (exp x:[4,6]) -2 0))", own(&[1], 0)), (1, false, 0));
+    assert_eq!(one("(tuple (select (exp x:[4,6]) -2 0))", whole), (2, false, 0));
+    // An input, and a copy of one.
+    let input = lying(&[1, 6], 0, Owner::Input("x".into()));
+    assert_eq!(one("(tuple (permute x:[4,6] [1,0]))", input), (0, true, 0));
+    assert_eq!(one("(tuple (permute x:[4,6] [1,0]))", own(&[1, 6], 0)), (1, false, 0));
+}
+
+#[test]
+fn results_share_memory_as_in_eager() {
+    let shared = |strides: &[isize], offset| lying(strides, offset, Owner::Own(0));
+    let text = "(let y (exp x:[4,6])) (tuple (slice y -2 1 4 1) y (add 1.0 x:[4,6]))";
+    let other = lying(&[6, 1], 0, Owner::Own(1));
+    let lowered = returned(text, vec![shared(&[6, 1], 6), shared(&[6, 1], 0), other]).unwrap();
+    let places: Vec<(usize, usize)> = lowered.results.iter().map(|r| (r.at, r.offset)).collect();
+    assert_eq!(places, [(0, 6), (0, 0), (1, 0)]);
+    // Whatever a part was made of, it is seen in the whole.
+    let text = "(let y (exp x:[4,6])) (tuple y (add 1.0 x:[4,6]))";
+    let lowered = returned(text, vec![shared(&[6, 1], 0), shared(&[6, 1], 0)]).unwrap();
+    assert_eq!((lowered.results[1].at, lowered.plan.outputs.len()), (0, 1));
+    let parts = vec![shared(&[6, 1], 0), shared(&[6, 1], 24)];
+    let error = returned(text, parts).unwrap_err().to_string();
+    assert!(error.contains("share memory"), "{error}");
+    // Apart in eager, in one value here.
+    let text = "(let y (exp x:[4,6])) (tuple y (reshape y [24]))";
+    let lowered = returned(text, vec![]).unwrap();
+    assert_eq!(lowered.plan.outputs.len(), 2);
+}
+
+#[test]
+fn a_program_that_was_written_down_has_the_same_plan() {
+    for (text, steps) in PLANNED.iter().chain(VIEWED) {
+        let program = parse(text, Weights::Frozen).unwrap();
+        let results = program.node(program.root).children.len();
+        let optimized = optimize(&program, &Options::default()).unwrap();
+        let kept = Kept::of(&optimized.output, &optimized.weights).unwrap();
+        let read: Kept = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
+        assert_eq!(read, kept);
+        let (again, weights) = read.program(&program).unwrap();
+        let lowered = lower_program(&again, weights, results, &Wish::default()).unwrap();
+        assert_eq!(lowered.plan.steps.len(), *steps, "{text}");
+        let first = lower(&optimized, results, &Wish::default()).unwrap();
+        assert_eq!(
+            (lowered.inputs, lowered.constants),
+            (first.inputs, first.constants),
+            "{text}"
+        );
+    }
+}
