@@ -1,10 +1,12 @@
-"""Writes the tables of ops and rules from the compiler itself; `--check` only compares."""
+"""Writes the tables of ops and rules and the picture from the compiler itself; `--check` only compares."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+
+from picture import picture
 
 from hypatia import _native
 
@@ -57,7 +59,8 @@ def rules() -> str:
 
 def main() -> None:
     stale = []
-    for name, text in (("ops.md", ops()), ("rules.md", rules())):
+    written = (("ops.md", ops()), ("rules.md", rules()), ("images/architecture.svg", picture()))
+    for name, text in written:
         path = HERE / name
         if not path.exists() or path.read_text() != text:
             stale.append(name)

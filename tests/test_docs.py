@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hypatia import Options
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +29,21 @@ def test_the_first_example_of_the_readme_runs() -> None:
     run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
     assert "fused_mlp_0" in run.stdout
     assert run.stdout.rstrip().endswith("True")
+
+
+SNIPPETS = [
+    pytest.param(snippet, id=f"{page.stem}-{number}")
+    for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+    for number, snippet in enumerate(
+        re.findall(r"```python\n((?:import|from) .*?)```", page.read_text(), re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_snippets_run(snippet: str, tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_links_lead_somewhere() -> None:

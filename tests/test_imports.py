@@ -3,100 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-import hypatia
-
-ROOT = Path(hypatia.__file__).parent
-
-FLOORS = ["tools", "frontend", "verifier", "compiler", "execute", "capture", "devices"]
-"""From the top down. Modules beside them stand below all, but for those that stand above."""
-
-ABOVE = {"__init__": 1, "__main__": 0, "nn": 1}
-"""Modules beside the packages, and the floor that they stand with: the public names and modules."""
-
-Imports = Mapping[str, set[str]]
-
-
-def floor(module: str) -> int:
-    """The number of a module's floor, from the top."""
-    package = module.split(".")[0]
-    return FLOORS.index(package) if package in FLOORS else ABOVE.get(package, len(FLOORS))
-
-
-def upward(imports: Imports) -> list[str]:
-    """Imports of something that stands above."""
-    return [
-        f"{module} imports {other}, which stands above it"
-        for module, others in sorted(imports.items())
-        for other in sorted(others)
-        if floor(other) < floor(module)
-    ]
-
-
-def cycle(imports: Imports) -> list[str]:
-    """Modules that import each other in a circle, if there is one."""
-    done: set[str] = set()
-
-    def walk(module: str, path: list[str]) -> list[str]:
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(imports.get(module, ())):
-            if found := walk(other, [*path, module]):
-                return found
-        done.add(module)
-        return []
-
-    return next((found for module in sorted(imports) if (found := walk(module, []))), [])
-
-
-def imports_of(module: str, text: str, known: set[str]) -> set[str]:
-    """The modules of the package that a module imports anywhere, but for the sake of types alone."""
-    package = module.split(".")[:-1] if module != "__init__" else []
-    found: set[str] = set()
-    for node in _statements(ast.parse(text)):
-        if not node.level:
-            continue
-        base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
-        start = ".".join(part for part in base if part)
-        for alias in node.names:
-            inner = f"{start}.{alias.name}".lstrip(".")
-            found.add(inner if inner in known else start)
-    return {m for m in found if m in known and m != module}
-
-
-def _statements(node: ast.AST) -> Iterator[ast.ImportFrom]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.ImportFrom):
-            yield child
-        yield from _statements(child)
-
-
-def _all_imports() -> dict[str, set[str]]:
-    texts = {}
-    for path in ROOT.rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        # The statements of a package's own file are relative to the package.
-        texts[name] = (
-            f"{name}.__init__" if len(parts) > 1 and parts[-1] == "__init__" else name,
-            path.read_text(),
-        )
-    known = set(texts)
-    return {name: imports_of(place, text, known) - {name} for name, (place, text) in texts.items()}
+from docs.import_graph import FLOORS, ROOT, all_imports, cycle, imports_of, upward
 
 
 def test_packages_import_only_what_stands_below() -> None:
-    assert not upward(_all_imports())
+    assert not upward(all_imports())
 
 
 def test_no_modules_import_each_other() -> None:
-    found = cycle(_all_imports())
+    found = cycle(all_imports())
     assert not found, " imports ".join(found)
 
 
@@ -104,6 +20,19 @@ def test_every_package_says_what_it_is_for() -> None:
     for package in FLOORS:
         text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
         assert "ay import" in (text or ""), f"{package}/__init__.py does not say what it may import"
+
+
+def test_modules_are_small() -> None:
+    """A room in which one finds things: no module over 350 lines, no function over 60."""
+    large = []
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text()
+        if len(text.splitlines()) > 350:
+            large.append(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
+                large.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert not large
 
 
 def test_a_planted_import_is_found() -> None:

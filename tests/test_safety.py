@@ -24,6 +24,7 @@ from hypatia.compiler import program_cache
 from hypatia.devices import cuda_libraries
 from hypatia.errors import UnsupportedError
 from hypatia.options import Options
+from hypatia.store_format import packed
 
 KEY = "key"
 
@@ -273,7 +274,7 @@ def test_a_link_in_place_of_the_folder_is_refused(cache_folder: Path, tmp_path: 
 def test_a_folder_of_somebody_else_with_our_name_is_left_alone(cache_folder: Path, caplog: Any) -> None:
     (cache_folder / "plan").mkdir(parents=True)
     theirs = cache_folder / "plan" / f"{'a' * 40}.entry"
-    theirs.write_bytes(store._packed("theirs", b"x" * 100))
+    theirs.write_bytes(packed("theirs", b"x" * 100))
     store.put("plan", KEY, b"data")
     assert store.get("plan", KEY) is None
     assert store.clear() == 0
@@ -306,20 +307,20 @@ def _as_socket(path: Path) -> None:
 
 def _as_sparse(path: Path) -> None:
     with path.open("wb") as file:
-        file.write(store._packed(KEY, b"data"))
+        file.write(packed(KEY, b"data"))
         file.truncate(60 << 30)
     path.chmod(0o600)
 
 
 def _as_link(path: Path) -> None:
     target = path.parent.parent.parent / "target"
-    target.write_bytes(store._packed(KEY, b"planted"))
+    target.write_bytes(packed(KEY, b"planted"))
     target.chmod(0o600)
     path.symlink_to(target)
 
 
 def _as_shared(path: Path) -> None:
-    path.write_bytes(store._packed(KEY, b"planted"))
+    path.write_bytes(packed(KEY, b"planted"))
     path.chmod(0o666)
 
 

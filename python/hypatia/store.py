@@ -17,13 +17,13 @@ import logging
 import os
 import re
 import secrets
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import private_files
+from .store_format import MAGIC, MOST_OF_A_KEY, BrokenError, packed, parse, parse_key
 
 __all__ = [
     "Entry",
@@ -52,9 +52,6 @@ NAME = "hypatia-cache"
 
 _MARKER = "HYPATIA-CACHE"
 _MARK = b"This folder is Hypatia's cache. Files in it may be removed at any time.\n"
-_MAGIC = b"HYPATIA\0"
-_VERSION = 2
-_HEAD = struct.Struct("<8sII32s")
 _ENTRY = re.compile(r"[0-9a-f]{40}\.entry")
 _UNFINISHED = re.compile(r"([0-9a-f]{40}-[0-9]+-[0-9a-f]{12}\.tmp)|(tuning-[0-9]+-[0-9a-f]+\.part)")
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -65,14 +62,9 @@ _ROOM = 0.9
 """Eviction goes down to this share of the limit, so that it is not needed again at the next write."""
 _LARGEST = 64 << 20
 """Bytes of an entry; more is not read."""
-_LARGEST_KEY = 1 << 16
 
 _lock = threading.Lock()
 _warned: set[str] = set()
-
-
-class _BrokenError(Exception):
-    """A file that is not what this module wrote."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +130,10 @@ def _get(place: int, name: str, key: str) -> bytes | None:
         log.debug("cache file %s is not usable and counts as absent: %s", name, e)
         return None
     try:
-        found, data = _parse(content)
+        found, data = parse(content)
         if found != key:
-            raise _BrokenError("it belongs to another key")
-    except _BrokenError as e:
+            raise BrokenError("it belongs to another key")
+    except BrokenError as e:
         log.debug("cache file %s is not usable and counts as absent: %s", name, e)
         _remove(place, name)
         return None
@@ -155,7 +147,7 @@ def put(kind: str, key: str, data: bytes) -> None:
     name = _name(kind, key)
     if not enabled():
         return
-    content = _packed(key, data)
+    content = packed(key, data)
     if len(content) > min(_LARGEST, size_limit()):
         log.debug("%d bytes are more than the cache may hold: not kept", len(content))
         return
@@ -185,8 +177,8 @@ def entries() -> list[Entry]:
     """All that is kept, least recently used first."""
     found = []
     for kind, place, name, stat in _files(_ENTRY):
-        with contextlib.suppress(OSError, _BrokenError):
-            key = _parse_key(private_files.start(place, name, _HEAD.size + _LARGEST_KEY))
+        with contextlib.suppress(OSError, BrokenError):
+            key = parse_key(private_files.start(place, name, MOST_OF_A_KEY))
             found.append(Entry(kind, key, stat.st_size, stat.st_mtime, folder() / kind / name))
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 
@@ -195,7 +187,7 @@ def clear() -> int:
     """Removes all entries, measurements and unfinished writes; the number of entries removed."""
     removed = 0
     for _, place, name, _ in _files(_ENTRY):
-        removed += _starts(place, name, _MAGIC) and _remove(place, name)
+        removed += _starts(place, name, MAGIC) and _remove(place, name)
     for _, place, name, _ in _files(_UNFINISHED):
         _remove(place, name)
     with contextlib.suppress(OSError), _opened("tuning") as place:
@@ -229,7 +221,7 @@ def trouble() -> str | None:
     name = _name("probe", "probe")
     try:
         with _opened("probe", make=True) as place:
-            _write(place, name, _packed("probe", b""))
+            _write(place, name, packed("probe", b""))
             _remove(place, name)
     except OSError as e:
         return str(e)
@@ -261,35 +253,6 @@ def _opened(kind: str | None = None, *, make: bool = False) -> Iterator[int]:
 def _refused(error: OSError) -> None:
     """Says once that nothing is kept, and why."""
     _warn_once("folder", "the cache folder %s is not used, nothing is kept: %s", folder(), error)
-
-
-def _packed(key: str, data: bytes) -> bytes:
-    name = key.encode()
-    body = name + data
-    return _HEAD.pack(_MAGIC, _VERSION, len(name), hashlib.sha256(body).digest()) + body
-
-
-def _parse(content: bytes) -> tuple[str, bytes]:
-    key = _parse_key(content)
-    *_, length, checksum = _HEAD.unpack_from(content)
-    body = content[_HEAD.size :]
-    if hashlib.sha256(body).digest() != checksum:
-        raise _BrokenError("the checksum does not fit")
-    return key, body[length:]
-
-
-def _parse_key(content: bytes) -> str:
-    if len(content) < _HEAD.size:
-        raise _BrokenError("it is too short")
-    magic, version, length, _ = _HEAD.unpack_from(content)
-    if magic != _MAGIC:
-        raise _BrokenError("it is no file of this cache")
-    if version != _VERSION:
-        raise _BrokenError(f"it has version {version}, not {_VERSION}")
-    try:
-        return content[_HEAD.size : _HEAD.size + length].decode()
-    except UnicodeDecodeError as e:
-        raise _BrokenError(f"its key is no text: {e}") from e
 
 
 def _write(place: int, name: str, content: bytes) -> None:
@@ -329,7 +292,7 @@ def _evict(keep: tuple[str, str]) -> None:
             return
         if (kind, name) != keep:
             with contextlib.suppress(OSError), _opened(kind) as place:
-                if _starts(place, name, _MAGIC) and _remove(place, name):
+                if _starts(place, name, MAGIC) and _remove(place, name):
                     total -= size
 
 
