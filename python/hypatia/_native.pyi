@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from os import PathLike
+from typing import Any, TypeVar
 
 import torch
+
+_T = TypeVar("_T")
 
 __version__: str
 
@@ -90,9 +93,9 @@ class Watch:
 
     def __init__(
         self,
-        entries: list[tuple[dict, str, object]],
-        empty: list[dict],
-        lists: list[tuple[list, list]],
+        entries: list[tuple[dict[Any, Any], str | int, object]],
+        empty: list[dict[int, object]],
+        lists: list[tuple[list[object], list[object]]],
     ) -> None: ...
     def holds(self) -> bool: ...
 
@@ -153,7 +156,7 @@ class Cuda:
     def search_in(self, folders: list[str]) -> None: ...
     def keep_in(self, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> None: ...
     def libraries(self) -> str: ...
-    def record(self, gpu: int, stream: int, run: Callable[[], object]) -> tuple[Recording, object]: ...
+    def record(self, gpu: int, stream: int, run: Callable[[], _T]) -> tuple[Recording, _T]: ...
     def compile(self, name: str, source: str, arch: tuple[int, int]) -> bytes: ...
 
 cuda: Cuda

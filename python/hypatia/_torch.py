@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses import FakeTensor as FakeTensor
     from torch._subclasses import FakeTensorMode as FakeTensorMode
+    from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+    from torch.utils import _pytree
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    PyTreeCodeGen = _PyTreeCodeGen
+    PyTreeInfo = _PyTreeInfo
+    pytree = _pytree
 
 
 class Name(NamedTuple):

@@ -200,12 +200,10 @@ def create_fused_mlp_from_tensors(
     Takes a list of weights and one of biases, or weights and biases in turn: ``(w1, b1, w2, b2)``.
     """
     if isinstance(weights, torch.Tensor):
-        given = (weights, biases, *more)
-        weights, biases = list(given[::2]), [*given[1::2], *[None] * (len(given) % 2)]
-        if not all(isinstance(w, torch.Tensor) for w in weights):
-            raise TypeError("weights and biases in turn: a weight is a tensor, a bias a tensor or None")
+        weights, biases = _in_turn((weights, biases, *more))
     elif more:
-        (activation,) = more
+        (last,) = more
+        activation = str(last)
     biases = [None] * len(weights) if biases is None else list(biases)
     if len(biases) != len(weights):
         raise ValueError(f"{len(weights)} weights and {len(biases)} biases: give one bias, or None, for each")
@@ -219,6 +217,15 @@ def create_fused_mlp_from_tensors(
     for linear, weight, bias in zip(mlp.linears, weights, biases, strict=True):
         _adopt(linear, weight, bias)
     return mlp
+
+
+def _in_turn(given: Sequence[object]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Weights and biases of a list of both; the last bias may be left out."""
+    weights = [w for w in given[::2] if isinstance(w, torch.Tensor)]
+    biases = [b for b in given[1::2] if b is None or isinstance(b, torch.Tensor)]
+    if len(weights) + len(biases) < len(given):
+        raise TypeError("weights and biases in turn: a weight is a tensor, a bias a tensor or None")
+    return weights, [*biases, *[None] * (len(given) % 2)]
 
 
 def _activation(name: str) -> Callable[[], nn.Module]:

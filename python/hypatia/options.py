@@ -77,7 +77,7 @@ class Options:
     )
 
     @classmethod
-    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+    def parse(cls, options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
         """Options from ``torch.compile``'s arguments; unknown keys and wrong types are errors."""
         if mode not in (None, *TORCH_MODES):
             raise OptionError(
@@ -105,15 +105,15 @@ class Options:
         return cls(**values)._checked()
 
     def _checked(self) -> Options:
-        choices = {
+        choices: dict[str, list[str | None]] = {
             "numerics": ["exact", "wider", "reassoc", "approx"],
             "target": [None, *_native.targets()],
             "verify": [None, *MODES],
             "fp32_products": ["auto", "plain"],
         }
-        for key, known in choices.items():
-            if getattr(self, key) not in known:
-                raise OptionError(f"option {key!r} must be one of {known}, not {getattr(self, key)!r}")
+        for key, allowed in choices.items():
+            if getattr(self, key) not in allowed:
+                raise OptionError(f"option {key!r} must be one of {allowed}, not {getattr(self, key)!r}")
         known = {rule["name"] for rule in json.loads(_native.rules())} if self.disabled_rules else set()
         known.update(faults.planted_rules)
         unknown = [name for name in self.disabled_rules if name not in known]

@@ -28,7 +28,7 @@ class RefusedError(PermissionError):
         super().__init__(errno.EPERM, message)
 
     def __str__(self) -> str:
-        return self.strerror
+        return self.strerror or ""
 
 
 @contextlib.contextmanager

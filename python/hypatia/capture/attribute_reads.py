@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import SupportsIndex
 
 from torch import nn
 
@@ -20,7 +20,7 @@ Reads = dict[int, tuple[nn.Module, set[str]]]
 """The modules whose attributes were read, and the names of these."""
 
 _lock = threading.Lock()
-_listeners: dict[int, tuple[type, int]] = {}
+_listeners: dict[int, tuple[type[nn.Module], int]] = {}
 """By module: the class that it has, and how many threads want to know what is read of it."""
 _here = threading.local()
 
@@ -30,7 +30,7 @@ def reading(modules: Sequence[nn.Module]) -> Iterator[Reads]:
     """What this thread reads of modules meanwhile."""
     reads: Reads = {}
     before = getattr(_here, "reads", None)
-    noting: dict[type, type | None] = {}
+    noting: dict[type[nn.Module], type[nn.Module] | None] = {}
     begun: list[nn.Module] = []
     try:
         for module in modules:
@@ -47,7 +47,7 @@ def reading(modules: Sequence[nn.Module]) -> Iterator[Reads]:
             _end(module)
 
 
-def _begin(module: nn.Module, noting: dict[type, type | None]) -> bool:
+def _begin(module: nn.Module, noting: dict[type[nn.Module], type[nn.Module] | None]) -> bool:
     with _lock:
         own, count = _listeners.get(id(module), (type(module), 0))
         if count == 0:
@@ -69,7 +69,7 @@ def _end(module: nn.Module) -> None:
             _turn(module, own)
 
 
-def _turn(module: nn.Module, into: type) -> bool:
+def _turn(module: nn.Module, into: type[nn.Module]) -> bool:
     try:
         object.__setattr__(module, "__class__", into)
     except TypeError:
@@ -78,11 +78,11 @@ def _turn(module: nn.Module, into: type) -> bool:
     return True
 
 
-def _noting(own: type) -> type | None:
+def _noting(own: type[nn.Module]) -> type[nn.Module] | None:
     """The same class, which notes what is read of its objects."""
     plain = own.__getattribute__
 
-    def read(module: nn.Module, name: str) -> Any:
+    def read(module: nn.Module, name: str) -> object:
         if name == "__class__":
             return own
         reads = getattr(_here, "reads", None)
@@ -90,7 +90,7 @@ def _noting(own: type) -> type | None:
             reads.setdefault(id(module), (module, set()))[1].add(name)
         return plain(module, name)
 
-    def reduced(module: nn.Module, protocol: Any) -> Any:
+    def reduced(module: nn.Module, protocol: SupportsIndex) -> object:
         """A copy that another thread makes meanwhile is of the class itself."""
         made = own.__reduce_ex__(module, protocol)
         if not isinstance(made, tuple):

@@ -94,7 +94,8 @@ def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int]
     else:
         return torch.contiguous_format, None
     # Example sizes only propose an order; that it is dense is then proved.
-    order = sorted(dims, key=lambda i: (-_example(want.stride(i)), -_example(want.shape[i])))
+    strides = want.stride()
+    order = sorted(dims, key=lambda i: (-_example(strides[i]), -_example(want.shape[i])))
     expected = 1
     for i in reversed(order):
         if not (
@@ -110,7 +111,8 @@ def padding_of(want: torch.Tensor) -> tuple[list[int], list[int]] | None:
     and each element. None if sizes are open, or elements lie in each other's place."""
     if not all(isinstance(n, int) for n in (*want.shape, *want.stride())) or 0 in want.shape:
         return None
-    order = sorted(range(want.dim()), key=lambda i: (-want.stride(i), -want.shape[i]))
+    strides = want.stride()
+    order = sorted(range(want.dim()), key=lambda i: (-strides[i], -want.shape[i]))
     padding: list[int] = []
     outer = None
     for i in order:

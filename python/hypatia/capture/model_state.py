@@ -30,10 +30,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+_Entries = list[tuple[dict[Any, Any], str | int, object]]
 
 
 _STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
+
+
+def _owners(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
 
 
 class Parts:
@@ -41,10 +46,10 @@ class Parts:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        entries = [
+        entries: _Entries = [
             (owner, name, value)
             for module in modules
-            for owner in (module._parameters, module._buffers, module._modules)
+            for owner in _owners(module)
             for name, value in owner.items()
         ]
         self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
@@ -62,7 +67,7 @@ class Parts:
 
     def count_on(self, reads: Reads) -> None:
         """Attributes that were read must not change either, nor what hangs on them: they are in the graph."""
-        entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        entries: _Entries = []
         for module, names in reads.values():
             own = vars(module)
             entries += [(own, n, own[n]) for n in names if n in own and n not in _STANDARD]
@@ -99,11 +104,11 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
             if key is not None:
                 changed.append(".".join(part for part in (name, key) if part))
                 _restore(container, copy)
-        for name, tensor, version, copy in tensors:
+        for name, tensor, version, values in tensors:
             if tensor._version != version:
                 changed.append(name)
                 with torch.no_grad():
-                    tensor.copy_(copy)
+                    tensor.copy_(values)
     if changed:
         raise UnsupportedError(f"the model changes {changed[0]} when it is called")
 
@@ -177,6 +182,7 @@ def _difference(container: _Container, copy: _Container) -> str | None:
     if not isinstance(container, dict):
         same = len(container) == len(copy) and all(map(_is_same, container, copy))
         return None if same else ""
+    assert isinstance(copy, dict)
     missing = object()
     keys = (*copy, *(k for k in container if k not in copy))
     wrong = (k for k in keys if not _is_same(container.get(k, missing), copy.get(k, missing)))

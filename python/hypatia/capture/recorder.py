@@ -37,7 +37,7 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     from .._torch import compiling_state_context, reparametrize_module
 
     leaves, in_spec = pytree.tree_flatten((args, dict(kwargs)))
-    state = dict(model.named_parameters(remove_duplicate=False))
+    state: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state |= dict(model.named_buffers(remove_duplicate=False))
     plain = (torch.Tensor, nn.Parameter, nn.Buffer)
     if any(type(t) not in plain for t in (*leaves, *state.values())):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 
 from .._torch import OpOverload
 from ..errors import UnsupportedError
@@ -68,16 +68,42 @@ def _is_foretold_wrongly(node: fx.Node) -> bool:
     """Whether torch's value of a node has another shape or other strides than a run has: torch 2.11 keeps
     a dimension of a norm that has one element."""
     if node.target in _STRIDES_FORETOLD_WRONGLY:
-        read = value_of(node.args[0])
+        read = value_of(_first_operand(node))
         return read is not None and not read.is_contiguous()
     if node.target is not torch.ops.aten.linalg_vector_norm.default or len(node.args) > 3:
         return False
     dims = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
-    value, read = value_of(node), value_of(node.args[0])
+    value, read = value_of(node), value_of(_first_operand(node))
     kept = node.kwargs.get("keepdim", False)
-    return (
-        not kept and isinstance(value, torch.Tensor) and value.dim() != read.dim() - len(dims or read.shape)
-    )
+    if kept or not isinstance(value, torch.Tensor):
+        return False
+    reduced = dims if isinstance(dims, (list, tuple)) and dims else read.shape
+    return value.dim() != read.dim() - len(reduced)
+
+
+def _first_operand(node: fx.Node) -> fx.Node:
+    first = node.args[0]
+    assert isinstance(first, fx.Node)
+    return first
+
+
+def path_of(node: fx.Node) -> str:
+    """The name of the attribute, module or method that a node is for."""
+    assert isinstance(node.target, str)
+    return node.target
+
+
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """The function that a node calls."""
+    assert not isinstance(node.target, str)
+    return node.target
+
+
+def module_of(node: fx.Node) -> nn.Module:
+    """The module that a node calls."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    return owner.get_submodule(path_of(node))
 
 
 def value_of(node: fx.Node) -> Any:
@@ -153,7 +179,7 @@ def _drops_nothing(node: fx.Node, target: OpOverload) -> bool:
     for place, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             default = node.kwargs.get(argument.name, argument.default_value)
-            return (node.args[place] if place < len(node.args) else default) == 0.0
+            return bool((node.args[place] if place < len(node.args) else default) == 0.0)
     return False
 
 
@@ -248,6 +274,7 @@ def terms(expr: sympy.Expr) -> list[tuple[int, list[str]]]:
 def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
     """Example sizes, for the cost model only."""
     env = value.node.shape_env
+    assert env is not None
     known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     for symbol in value.node.expr.free_symbols:
         if symbol in known:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class Places:
 
     def here(self) -> dict[str, Any]:
         """What torch's own tracers write down of a node: modules from the outermost on, and a line."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         modules: list[tuple[str, type]] = []
         trace = ""
         while frame is not None and frame.f_code is not self._outermost:

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from .. import _torch
-from .._torch import disable_current_modes, pytree
+from .._torch import PyTreeCodeGen, disable_current_modes, pytree
 from ..errors import UnsupportedError
 from .model_state import Reads, unchanged
 from .recorder import copied, is_composite, recorded, stays_whole
@@ -62,7 +62,8 @@ def as_written(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> fx.GraphModule:
     """A model's graph with its views and changes in place, as torch.export has it."""
-    program, _ = _exported(model, *distinct(model, (args, dict(kwargs))), dynamic_shapes)
+    args, kwargs = distinct(model, (args, dict(kwargs)))
+    program, _ = _exported(model, args, kwargs, dynamic_shapes)
     return _without_checks(program.module(check_guards=False))
 
 
@@ -89,10 +90,19 @@ def exported(model: nn.Module, args: tuple[Any, ...]) -> Exported:
     wanted: list[bool] = []
     program, reads = _exported(model, args, wanted=wanted)
     gm = program.module(check_guards=False)
-    spec = gm.graph._codegen.pytree_info.out_spec
+    spec = out_spec(gm)
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
     return Exported(gm, spec, wanted, reads)
+
+
+def out_spec(gm: fx.GraphModule) -> pytree.TreeSpec:
+    """The form of the results of a graph that is called like its model."""
+    codegen = gm.graph._codegen
+    assert isinstance(codegen, PyTreeCodeGen)
+    spec = codegen.pytree_info.out_spec
+    assert spec is not None
+    return spec
 
 
 def _exported(

@@ -27,7 +27,7 @@ from .._torch import (
 )
 from ..capture.fake_tensors import fakes_of
 from ..capture.layout import check_same_type
-from ..capture.records import Captured, by_schema, resolve, target_name, terms, value_of
+from ..capture.records import Captured, by_schema, function_of, path_of, resolve, target_name, terms, value_of
 from ..errors import UnsupportedError
 from ..execute.folding import FoldedWeights
 from .emission import body_of, closure, faked, has_open_sizes, needed_by, reads_of
@@ -163,9 +163,11 @@ class _Rebuilder:
         kind = item["kind"]
         old = None if item["origin"] is None else self.old[item["origin"]]
         if kind == "input":
+            assert old is not None
             known = self.copies.get(old)
             return known if known is not None else self._copied(old, {})
         if kind == "copy":
+            assert old is not None
             return self._copied_call(old, [env[a["node"]] for a in item["args"]])
         if kind == "call":
             return self._call(item, old, env)
@@ -174,12 +176,14 @@ class _Rebuilder:
     def _call(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
         target = resolve(item["target"])
         values = [self._argument(a, env) for a in item["args"]]
-        same = old is not None and old.op == "call_function" and target_name(old.target) == item["target"]
+        same = None
+        if old is not None and old.op == "call_function" and target_name(old.target) == item["target"]:
+            same = old
         if item["keeps_layout"]:
-            values = rows_like_eager(self, target, values, old if same else None)
+            values = rows_like_eager(self, target, values, same)
         args, kwargs = by_schema(target, values)
         node = self.graph.call_function(target, args, kwargs)
-        name = old.name if same else item["op"].replace("-", "_")
+        name = same.name if same is not None else item["op"].replace("-", "_")
         return self._finish(node, old, name)
 
     def _fused(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
@@ -229,7 +233,8 @@ class _Rebuilder:
 
     def _run_fake(self, node: fx.Node) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-        function = self.modules[node.target] if node.op == "call_module" else node.target
+        called = self.modules[path_of(node)] if node.op == "call_module" else None
+        function = function_of(node) if called is None else called
         if isinstance(function, (FoldedWeights, kernels.FusedCall)):
             function = function.body
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from ..capture import source_names
+from ..capture.records import module_of
 from ..compiler.comparison import Result
 from ..execute import plans
 from ..kernels import FusedCall
@@ -111,8 +112,7 @@ class GraphReport:
     @property
     def kernels(self) -> list[str]:
         """Names of the kernels that compute fused ops, each once."""
-        modules = self.after.owning_module
-        calls = [modules.get_submodule(n.target) for n in self.after.nodes if n.op == "call_module"]
+        calls = [module_of(n) for n in self.after.nodes if n.op == "call_module"]
         names = [c.kernel.name for c in calls if isinstance(c, FusedCall)]
         return list(dict.fromkeys([*names, *([] if self.no_plan else [plans.KERNEL])]))
 
@@ -153,9 +153,9 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be written down; the search itself and the graphs stay behind."""
-        names = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
-        names += ("data", "proof", "programs", "fused", "graphs")
-        return {name: getattr(self, name) for name in names}
+        kept = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
+        made = ("data", "proof", "programs", "fused", "graphs")
+        return {name: getattr(self, name) for name in kept + made}
 
     def replay(self, seed: int = 0, budget: float = 1e9) -> Replay:
         """Checks the proof again; steps of more than ``budget`` operations are left out."""
@@ -184,7 +184,7 @@ class GraphReport:
         if self.times is not None:
             names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
             each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
-            lines.append(f"  native    {each}: {self._verdict(names)}")
+            lines.append(f"  native    {each}: {self._verdict(self.times, names)}")
         if self.no_plan:
             lines.append(f"  no plan   {self.no_plan}")
         if self.memory is not None or self.folded:
@@ -197,14 +197,14 @@ class GraphReport:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)
 
-    def _verdict(self, names: dict[str, str]) -> str:
-        if "plan" not in self.times:
+    def _verdict(self, times: dict[str, float], names: dict[str, str]) -> str:
+        if "plan" not in times:
             return f"no plan, {names[self.kept]} kept"
         if self.kept == "plan":
             return "the plan is kept"
-        if self.kept not in self.times:
+        if self.kept not in times:
             return "dropped, torch's ops faster but wrong: runs as it was captured"
-        if self.times["plan"] < self.times[self.kept]:
+        if times["plan"] < times[self.kept]:
             return "dropped, too little faster for its copies of weights"
         return f"dropped, {names[self.kept]} faster"
 

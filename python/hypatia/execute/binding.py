@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from .. import _native, _torch, store
-from ..capture.records import value_of
+from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
 from .cuda_graph import Recorded
 from .folding import folded_bytes, watch
@@ -70,7 +70,7 @@ class Binding:
         self.arity = len(position)
         self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
         self.weights = sorted(position[n] for n in sources if n in position)
-        self.attributes = sorted({n.target for n in sources if n.op == "get_attr"})
+        self.attributes = sorted({path_of(n) for n in sources if n.op == "get_attr"})
         self.finish = Finish(self.gm, described, self.planner.plain)
         """Makes results of a training step."""
         self.keeps: dict[int, int] = {}
@@ -244,11 +244,11 @@ def _value(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
     """The value of a node that is made of weights only."""
     if node not in values:
         if node.op == "get_attr":
-            values[node] = operator.attrgetter(node.target)(gm)
+            values[node] = operator.attrgetter(path_of(node))(gm)
         else:
             for operand in node.all_input_nodes:
                 _value(gm, operand, values)
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            function = gm.get_submodule(node.target) if node.op == "call_module" else node.target
-            values[node] = function(*args, **kwargs)
+            run = gm.get_submodule(path_of(node)) if node.op == "call_module" else function_of(node)
+            values[node] = run(*args, **kwargs)
     return values[node]

@@ -11,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
@@ -32,27 +32,33 @@ def side_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(index)
 
 
-class CudaGraph:
+_T = TypeVar("_T")
+
+
+class CudaGraph(Generic[_T]):
     """Calls of torch's ops and of plans, recorded as a CUDA graph in memory of its own.
 
     Other threads go on meanwhile. Torch's own recordings stop them from drawing random numbers, so these are
     made for calls alone that draw some.
     """
 
-    def __init__(self, index: int, run: Callable[[], Any], *, warm: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, index: int, run: Callable[[], _T], *, warm: Callable[[], object] | None = None
+    ) -> None:
         self._index = index
         side = side_stream(index)
         with _recording:
             side.wait_stream(torch.cuda.current_stream(index))
             with torch.cuda.stream(side), torch.no_grad():
                 # Kernels are loaded and torch's libraries set up before anything is recorded.
-                for _ in range(2 if warm is not None else 0):
+                if warm is not None:
+                    warm()
                     warm()
                 side.synchronize()
                 self._record(side, run)
             torch.cuda.current_stream(index).wait_stream(side)
 
-    def _record(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+    def _record(self, side: torch.cuda.Stream, run: Callable[[], _T]) -> None:
         for left in reversed(range(_TRIES)):
             try:
                 self._record_unnoticed(side, run)
@@ -66,7 +72,7 @@ class CudaGraph:
                 if not left:
                     raise
 
-    def _record_unnoticed(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+    def _record_unnoticed(self, side: torch.cuda.Stream, run: Callable[[], _T]) -> None:
         pool = torch.cuda.graph_pool_handle()
         _torch.begin_allocating_to_pool(self._index, pool)
         try:
@@ -79,9 +85,9 @@ class CudaGraph:
         # The memory goes back to torch when nobody can run the recording any more.
         weakref.finalize(self, _torch.release_pool, self._index, pool).atexit = False
         index = self._index
-        self.replay = lambda: recording.launch(_torch.cuda_stream(index))
+        self.replay: Callable[[], None] = lambda: recording.launch(_torch.cuda_stream(index))
 
-    def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], Any]) -> None:
+    def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], _T]) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             self.results = run()
@@ -91,7 +97,7 @@ class CudaGraph:
 class Recorded:
     """A bound plan as a CUDA graph: inputs are copied in, results out."""
 
-    def __init__(self, bound: Any, index: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, bound: _native.BoundCudaPlan, index: int, inputs: tuple[torch.Tensor, ...]) -> None:
         self.bound = bound
         self.index = index
         self._lock = threading.Lock()

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from .. import _native, _torch
@@ -66,13 +65,13 @@ class NativeGraph:
                 return results
         return self.fallback(args)
 
-    def direct(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
+    def direct(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
         if not self.native or _dispatch_modes() or _any_autocast():
             return None
         return self.run(args)
 
-    def run(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
+    def run(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of the plan; none if it is not for these arguments."""
         binding = self.binding
         if len(args) != binding.arity:
@@ -81,11 +80,12 @@ class NativeGraph:
         try:
             if binding.only is not None and binding.is_current():
                 return self.finished(binding.only(binding.lead(), *inputs))
-            sizes: tuple[int, ...] | None = ()
+            sizes: tuple[int, ...] = ()
             if self.planner.symbols:
-                sizes = self._sizes(args)
-                if sizes is None:
+                found = self._sizes(args)
+                if found is None:
                     return None
+                sizes = found
             if not binding.is_current():
                 binding.forget()
             known = binding.known(args, sizes)
@@ -103,7 +103,7 @@ class NativeGraph:
 
     def _first_run(
         self, args: Sequence[Any], sizes: tuple[int, ...], inputs: Sequence[Any]
-    ) -> tuple[torch.Tensor, ...] | None:
+    ) -> Sequence[Any] | None:
         """The results of a plan that is bound only now."""
         binding = self.binding
         if sizes in self._slower or not self._within(sizes):
@@ -151,8 +151,8 @@ class NativeGraph:
             return None
 
     def _settle_sizes(
-        self, args: Sequence[Any], sizes: tuple[int, ...], results: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...] | None:
+        self, args: Sequence[Any], sizes: tuple[int, ...], results: Sequence[Any]
+    ) -> Sequence[Any] | None:
         """The first call at other sizes than those that were verified: torch's ops are asked too."""
         expected = pytree.tree_leaves(self.fallback(list(args)))
         if not agree_at_new_sizes(results, expected, args, self.fallback):

@@ -79,7 +79,10 @@ def _dispatched(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dic
     schema = target._schema
     values = list(args)
     values += [kwargs.get(a.name, a.default_value) for a in schema.arguments[len(values) :]]
-    arguments = [_argument(v, a.type, a.N) for v, a in zip(values, schema.arguments, strict=True)]
+    arguments = [
+        _argument(v, a.type, a.N)  # type: ignore[attr-defined]  # torch's stub of Argument leaves it out
+        for v, a in zip(values, schema.arguments, strict=True)
+    ]
     returns = [r.type.kind() for r in schema.returns]
     if set(returns) != {"TensorType"}:
         raise _InexpressibleError

@@ -18,7 +18,14 @@ from .. import _torch
 from ..capture.layout import layout_of
 from .cuda_graph import CudaGraph
 
-Tensors = Sequence[Any]
+Tensors = Sequence[torch.Tensor]
+Gradients = Sequence[torch.Tensor | None]
+
+Forward = Callable[[list[torch.Tensor]], tuple[Tensors, Tensors, Any]]
+"""Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
+
+Backward = Callable[[Tensors, Any, list[torch.Tensor]], Gradients]
+"""Takes what was kept, and tangents; returns gradients."""
 
 
 class _Turn:
@@ -33,8 +40,8 @@ class RecordedStep:
 
     def __init__(
         self,
-        forward: Callable[[list[Any]], tuple[Tensors, Tensors, Any]],
-        backward: Callable[[Tensors, Any, list[Any]], Tensors],
+        forward: Forward,
+        backward: Backward,
         primals: Sequence[torch.Tensor],
         parameters: int,
         tangents: Sequence[torch.Tensor],
@@ -82,7 +89,7 @@ class RecordedStep:
         count = _torch.optional("storage_use_count") or (lambda _: 0)
         return [count(storage) for storage in self._storages]
 
-    def _free(self, args: list[Any]) -> bool:
+    def _free(self, args: list[torch.Tensor]) -> bool:
         turn = self._turn()
         return (
             (turn is None or turn.done)
@@ -92,7 +99,7 @@ class RecordedStep:
             and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
         )
 
-    def forward(self, args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+    def forward(self, args: list[torch.Tensor]) -> tuple[Tensors, Tensors, Any]:
         """Results, what autograd keeps, and the turn."""
         with self._lock:
             if self._free(args):
@@ -114,7 +121,7 @@ class RecordedStep:
             found |= copies.make()
         return [found[i] for i in range(len(found))]
 
-    def backward(self, saved: Tensors, besides: Any, tangents: list[Any]) -> Tensors:
+    def backward(self, saved: Tensors, besides: Any, tangents: list[torch.Tensor]) -> Gradients:
         """Gradients, in memory of their own."""
         if not isinstance(besides, _Turn):
             return self._plain[1](saved, besides[0], tangents)
@@ -129,8 +136,8 @@ class RecordedStep:
         if self._lends:
             return [None if g is None else g.detach() for g in self._gradients]
         fresh = [None if g is None else torch.empty_like(g) for g in self._gradients]
-        pairs = [(f, g) for f, g in zip(fresh, self._gradients, strict=True) if f is not None]
-        _torch.foreach_copy([f for f, _ in pairs], [g for _, g in pairs])
+        theirs = [g for g in self._gradients if g is not None]
+        _torch.foreach_copy([f for f in fresh if f is not None], theirs)
         return fresh
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.model_state import Parts
+from ..capture.trace import out_spec
 from ..compiler.report import GraphReport
 from ..execute import choose
 from ..execute.agreement import agree
@@ -60,7 +61,7 @@ class CompiledCall:
         self.report: GraphReport | None = None
         self.positional = not kwargs and all(isinstance(a, torch.Tensor) for a in args)
         self.single = False
-        self.native: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None] | None = None
+        self.native: Callable[[tuple[Any, ...]], Sequence[Any] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
         self._signature = signature
@@ -82,7 +83,8 @@ class CompiledCall:
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
             return
-        if found.report is None:
+        report = found.report
+        if report is None:
             return
         changed = changed_inputs(found.original)
         if changed and signature.shared:
@@ -93,29 +95,30 @@ class CompiledCall:
         if checked and timed and not computes_the_same(found.original, model, args, kwargs):
             log.warning("the model runs as it is: what was captured of it computes something else")
             return
-        self.report = found.report
-        if found.graph is None and not found.report.no_plan:
-            found.report.kept = "graph"
-            found.report.no_plan = "arguments of the call are given by keyword or are no tensors"
-            log.info("no native plan: %s", found.report.no_plan)
+        self.report = report
+        if found.graph is None and not report.no_plan:
+            report.kept = "graph"
+            report.no_plan = "arguments of the call are given by keyword or are no tensors"
+            log.info("no native plan: %s", report.no_plan)
         gm = self._run = found.kept
-        self._spec = gm.graph._codegen.pytree_info.out_spec
+        self._spec = out_spec(gm)
         if dynamic is not None:
             self.open = found.ranges
         if found.graph is not None:
-            self._plan(found, found.graph, model, args, timed=timed)
+            self._plan(found, found.graph, report, args, timed=timed)
         elif timed:
-            self._without_plan(gm, model, args, kwargs)
+            self._without_plan(gm, report, args, kwargs)
         if not effects_of(gm):
-            self._check_lying(found, model, args, kwargs)
+            self._check_lying(found, report, args, kwargs)
         if self._run is not model:
             self._parts.count_on(found.reads)
             self.watch = self._parts.watch
 
     def _check_lying(
-        self, found: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, found: Optimized, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Keeps the model itself where results would lie otherwise: a user may write into them."""
+        model = self.model
         if self._run is model:
             return
         changes = bool(changed_inputs(found.original))
@@ -126,44 +129,46 @@ class CompiledCall:
             alike = False
         if not alike:
             self.native, self._run, self.open = None, model, {}
-            self.report.kept, self.report.no_plan = "eager", "results would lie otherwise in memory"
+            report.kept, report.no_plan = "eager", "results would lie otherwise in memory"
             log.info("the model runs as it is: results would lie otherwise in memory")
 
     def _plan(
-        self, found: Optimized, graph: NativeGraph, model: nn.Module, args: tuple[Any, ...], *, timed: bool
+        self, found: Optimized, graph: NativeGraph, report: GraphReport, args: tuple[Any, ...], *, timed: bool
     ) -> None:
         self.single = self._spec.is_leaf()
-        graph.graph = lambda flat, gm=found.kept: gm(*flat)
+        model, kept = self.model, found.kept
+        graph.graph = lambda flat: kept(*flat)
         # Not the model itself: while another thread traces it, its weights are fake ones.
         original = found.original
         graph.fallback = lambda flat: original(*flat)
-        graph.ranges = dict(self.open)
+        graph.ranges = {(i, d): sizes for (i, d), sizes in self.open.items()}
         if timed:
             with torch.no_grad():
-                self.report.times = choose.keep_fastest(graph, args, lambda: model(*args))
-        times = self.report.times or {}
-        self.report.memory = graph.binding.bytes
+                report.times = choose.keep_fastest(graph, args, lambda: model(*args))
+        times = report.times or {}
+        report.memory = graph.binding.bytes
         if graph.native:
             graph.settled = True
             self.native, self._run = graph.direct, original
         elif times.get("graph", math.inf) <= times["eager"]:
-            self.report.kept, self._run = "graph", found.check()
+            report.kept, self._run = "graph", found.check()
         else:
-            self.report.kept, self._run = "eager", model
+            report.kept, self._run = "eager", model
 
     def _without_plan(
-        self, gm: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, gm: fx.GraphModule, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Keeps the graph or eager, whichever is faster."""
+        model = self.model
         devices = devices_of(pytree.tree_leaves((args, kwargs)))
         random = RandomState(devices)
         forms = {"eager": lambda: model(*args, **kwargs), "graph": lambda: gm(*args, **kwargs)}
         with torch.no_grad():
-            times = self.report.times = choose.timed(forms, gpu=any(d.type == "cuda" for d in devices))
+            times = report.times = choose.timed(forms, gpu=any(d.type == "cuda" for d in devices))
         random.restore()
-        self.report.kept = "graph"
+        report.kept = "graph"
         if times.get("graph", math.inf) > choose.CLOSE * times["eager"]:
-            self.report.kept, self._run = "eager", model
+            report.kept, self._run = "eager", model
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""
@@ -203,7 +208,7 @@ class CompiledCall:
                     return False
         return True
 
-    def structured(self, results: tuple[torch.Tensor, ...]) -> Any:
+    def structured(self, results: Sequence[Any]) -> Any:
         """Flat results in the form that the model returns."""
         return pytree.tree_unflatten(list(results), self._spec)
 

@@ -69,8 +69,7 @@ class CompiledModel:
         """What the model returns."""
         if torch.is_grad_enabled():
             trained = self._last_trained
-            known = trained is not None and not kwargs and trained.accepts(args)
-            if known and not _torch.any_autocast():
+            if trained is not None and not kwargs and trained.accepts(args) and not _torch.any_autocast():
                 return trained(args)
             if self._needs_gradients(args, kwargs):
                 return self._train(args, kwargs)

@@ -133,11 +133,12 @@ class Trained:
     def both(
         self,
         inputs: tuple[torch.Tensor, ...],
-        loss: Callable[[Any], Any] | None,
+        loss: Callable[[torch.Tensor], torch.Tensor] | None,
         gradient: torch.Tensor | None,
     ) -> torch.Tensor:
         """Both passes; the loss, or the result."""
         step = self.step
+        assert step is not None
         leaves = [*step.parameters, *inputs]
         with torch.no_grad():
             (result,), saved, besides = step.passes.forward(list(leaves))
@@ -147,8 +148,12 @@ class Trained:
                 returned = loss(result.requires_grad_())
             (gradient,) = torch.autograd.grad(returned, result)
             returned = returned.detach()
-        elif gradient.shape != result.shape:
-            raise RuntimeError(f"the gradient of a result of {result.shape} has the shape {gradient.shape}")
+        else:
+            assert gradient is not None
+            if gradient.shape != result.shape:
+                raise RuntimeError(
+                    f"the gradient of a result of {result.shape} has the shape {gradient.shape}"
+                )
         gradient = laid_out(gradient.to(result.dtype), step.strides[0])
         with torch.no_grad():
             found = step.passes.backward(saved, besides, [gradient])
@@ -185,6 +190,7 @@ class Trained:
             return self.model(*args)
         step = self.step
         if step is None or _torch.functorch_active():
+            assert self._run is not None
             results = self._run(*leaves)
         else:
             if not step.settled and step.ready:

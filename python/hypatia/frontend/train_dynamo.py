@@ -20,7 +20,7 @@ from .._torch import OpOverload
 from ..capture.records import value_of
 from ..execute.agreement import agree
 from ..execute.native import NativeGraph
-from ..execute.train_step import RecordedStep
+from ..execute.train_step import Backward, Forward, Gradients, RecordedStep, Tensors
 from .dynamo import Pass
 
 log = logging.getLogger(__name__)
@@ -29,18 +29,11 @@ _TIMED = 7
 """Steps of each form that are timed, beside one that is not."""
 
 
-Tensors = Sequence[Any]
-Forward = Callable[[list[Any]], tuple[Tensors, Tensors, Any]]
-Backward = Callable[[Tensors, Any, list[Any]], Tensors]
-
-
 class Passes(NamedTuple):
     """What runs the forward and the backward pass."""
 
     forward: Forward
-    """Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
     backward: Backward
-    """Takes what was kept, and tangents; returns gradients."""
 
 
 class _Function(torch.autograd.Function):
@@ -139,7 +132,7 @@ class Step:
     ) -> Passes:
         count = self.count
 
-        def first(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+        def first(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, None]:
             returned = forward(args)
             return returned[:count], returned[count:], None
 
@@ -161,15 +154,17 @@ class Step:
             return
         primals = [t.detach() for t in (*self.parameters, *inputs)]
         forms = {"plain": self.passes}
-        native = [isinstance(f, NativeGraph) and f.native for f in (forward, backward)]
+        first, last = _native_form(forward), _native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
             tangents = [torch.ones_like(results[i]) for i in self.wanted]
-            if all(native):
-                self._add(forms, "masked", lambda: masked(forward, backward, self.count))
-            if not all(native) or forward.binding.calls or backward.binding.calls:
+            calls = True
+            if first is not None and last is not None:
+                self._add(forms, "masked", lambda: masked(first, last, self.count))
+                calls = bool(first.binding.calls or last.binding.calls)
+            if calls:
                 self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
-            if any(native) and "recorded" in forms:
+            if (first is not None or last is not None) and "recorded" in forms:
                 # Torch's ops, where its kernels are the faster ones.
                 torchs = self._as_they_are(*[_by_torch(f) for f in (forward, backward)])
                 self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
@@ -188,6 +183,10 @@ class Step:
             return
         if made is not None:
             forms[name] = made
+
+
+def _native_form(run: Callable[[list[Any]], Any]) -> NativeGraph | None:
+    return run if isinstance(run, NativeGraph) and run.native else None
 
 
 def _by_torch(forward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -239,7 +238,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
     first = ours.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
     second = theirs.bound_to(backward.planner.with_masks(masked=taken))
 
-    def run(args: list[Any]) -> tuple[Tensors, Tensors, Any]:
+    def run(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, int]:
         outputs = None
         if not _torch.dispatch_mode_count():
             outputs = first(ours.lead(), *[args[i] for i in ours.inputs])
@@ -249,7 +248,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         returned = forward.finished(outputs)
         return returned[:count], returned[count:], len(pairs)
 
-    def back(saved: Tensors, bits: int, tangents: list[Any]) -> Tensors:
+    def back(saved: Tensors, bits: int, tangents: list[torch.Tensor]) -> Gradients:
         args = [*saved[: len(saved) - bits], *tangents]
         outputs = None
         if bits and not _torch.dispatch_mode_count():

@@ -8,7 +8,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from ..verifier.gradients import WithGradients
 from ..verifier.verify import FACTOR, ULPS, Errors
 from .measure import REST_SECONDS, Block, block, wait
 from .peers import AT_ONCE, NotMeasured, compiled_by, training_step
-from .workloads import Workload
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -88,8 +87,21 @@ Maker = Callable[[nn.Module, Sequence[torch.Tensor]], Callable[..., Any]]
 """Compiles a model for inputs: a function or a :class:`Peer`."""
 
 
+class Measured(Protocol):
+    """A model with inputs: a workload, or a user's own."""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+
+    def build(
+        self, dtype: torch.dtype | None, device: str
+    ) -> tuple[nn.Module, tuple[Any, ...]] | tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model, its inputs, and its keyword arguments if it has some."""
+
+
 def bench(
-    workload: Workload,
+    workload: Measured,
     backends: Sequence[str] = ("eager", "hypatia"),
     *,
     dtype: torch.dtype | None = torch.float32,
@@ -112,8 +124,9 @@ def bench(
     cells = {name: Cell(workload.name, name) for name in names}
     torch.compiler.reset()
     try:
-        model, inputs, *rest = workload.build(dtype, device)
-        kwargs: dict[str, Any] = rest[0] if rest else {}
+        built = workload.build(dtype, device)
+        model, inputs = built[0], built[1]
+        kwargs = built[2] if len(built) > 2 else {}
         model.train(training)
         wide = copy.deepcopy(model).double()
         wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))

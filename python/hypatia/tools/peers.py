@@ -60,7 +60,7 @@ def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., A
     # As options they tell Dynamo that this is another compiler than plain Inductor; in some releases
     # freezing does nothing as an option.
     settings = {"freezing": True, "max_autotune": True}
-    compiled = torch.compile(model, backend="inductor", options=settings, dynamic=False)
+    compiled = torch.compile(model, backend="inductor", options=dict(settings), dynamic=False)
     with torch.no_grad(), _torch.inductor_config.patch(settings):
         compiled(*inputs)
     return compiled

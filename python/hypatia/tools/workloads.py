@@ -35,7 +35,7 @@ class Workload:
     note: str
 
     def build(
-        self, dtype: torch.dtype = torch.float32, device: Any = "cpu", seed: int = 0
+        self, dtype: torch.dtype | None = torch.float32, device: Any = "cpu", seed: int = 0
     ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         """The model in eval mode and its inputs, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
@@ -149,6 +149,9 @@ class GPTLayer(nn.Module):
 
 class LlamaLayer(nn.Module):
     """A causal layer without biases: RMSNorm, rotary positions, SwiGLU."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
 
     def __init__(self, width: int = 2048, heads: int = 16, inner: int = 5632, length: int = 512) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._torch import disable_current_modes, pytree
+from ..capture.records import path_of
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
@@ -286,7 +287,7 @@ def _synchronize(devices: Sequence[torch.device]) -> None:
 
 def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
     value: Any = gm
-    for part in node.target.split("."):
+    for part in path_of(node).split("."):
         value = getattr(value, part)
     return value
 

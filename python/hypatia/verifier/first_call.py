@@ -265,7 +265,7 @@ class Guard:
         if removed and removed[0].kind == "graph":
             what = "runs as it was captured"
         if first.precise:
-            category = PrecisionWarning
+            category: type[VerificationWarning | PrecisionWarning] = PrecisionWarning
             fault = "is as close to float64 as eager but not to eager"
         else:
             category, fault = VerificationWarning, "is wrong"

@@ -186,11 +186,12 @@ def distances(
             continue
         c = c.double()
         scale = _largest(c)
-        found = tuple(_largest(x) for x in (a - c, b - c, a.double() - b))
+        found = [_largest(x) for x in (a - c, b - c, a.double() - b)]
         if not (scale < infinite and all(f < infinite for f in found)):
             scale = _largest(c.nan_to_num(0.0, 0.0, 0.0))
-            found = tuple(_largest_unequal(x, y) for x, y in ((a, c), (b, c), (a, b)))
-        yield (*found, scale)
+            found = [_largest_unequal(x, y) for x, y in ((a, c), (b, c), (a, b))]
+        own, theirs, apart = found
+        yield own, theirs, apart, scale
 
 
 def _largest(values: torch.Tensor) -> float:

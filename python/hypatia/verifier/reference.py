@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, pytree
-from ..capture.records import value_of
+from ..capture.records import module_of, value_of
 from ..timeline import EAGER, WIDE, stage
 
 _WIDE = {
@@ -226,16 +226,12 @@ class Stream:
 
     def _moved(self, node: fx.Node, value: Any) -> Any:
         """A result moved by roundings of the dtype that the graph has it in, if the op rounds."""
-        schema = getattr(node.target, "_schema", None)
-        recorded = value_of(node)
-        if (
-            schema is None
-            or node.target.is_view
-            or schema.is_mutable
-            or not isinstance(recorded, torch.Tensor)
-        ):
+        target, recorded = node.target, value_of(node)
+        if not isinstance(target, OpOverload) or not isinstance(recorded, torch.Tensor):
             return value
-        if not recorded.is_floating_point() or schema.name.removeprefix("aten::") in _EXACT:
+        if target.is_view or target._schema.is_mutable:
+            return value
+        if not recorded.is_floating_point() or target._schema.name.removeprefix("aten::") in _EXACT:
             return value
         return value + value * self._shares(value, recorded.dtype)
 
@@ -277,15 +273,14 @@ def _nodes_in(args: Any) -> list[fx.Node]:
 
 
 def _function(node: fx.Node) -> Callable[..., Any]:
-    if node.op == "call_function":
-        return node.target
-    return operator.methodcaller(node.target)
+    target = node.target
+    return operator.methodcaller(target) if isinstance(target, str) else target
 
 
 def _is_plain(node: fx.Node) -> bool:
     """Whether a call is made of torch's own ops, which mean the same in any precision."""
     if node.op == "call_module":
-        return isinstance(node.graph.owning_module.get_submodule(node.target), fx.GraphModule)
+        return isinstance(module_of(node), fx.GraphModule)
     return node.op != "call_method" and _traits(node.target).plain
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -28,12 +28,18 @@ class _Commands(click.Group):
 
     debug = False
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
         """Runs a command and ends the process with its exit code."""
         self.debug = False
-        extra["standalone_mode"] = False
         try:
-            result = super().main(args, prog_name or "hypatia", **extra)
+            result = super().main(args, prog_name or "hypatia", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
             code = result if isinstance(result, int) else 0
         except click.Abort:
@@ -88,6 +94,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
     hypatia verify models.py:build      is the compiled model as exact as eager
     hypatia bench tiny_b64 bert-base    how fast, beside eager and Inductor
     """
+    assert isinstance(ctx.command, _Commands)
     ctx.command.debug = debug
 
 

@@ -114,14 +114,13 @@ class Step(nn.Module):
         super().__init__()
         # A member, so that copying the step in float64 copies the model, and its buffers are found.
         self.model = model
-        self.same = call is model
-        self.call = None if self.same else call
+        self.call = None if call is model else call
         self.with_gradients = training
         self.gradients: list[str] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The results, and the gradients after them."""
-        call = self.model if self.same else self.call
+        call = self.model if self.call is None else self.call
         if not self.with_gradients:
             with torch.no_grad():
                 return call(*args, **kwargs)
