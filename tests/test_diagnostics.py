@@ -144,7 +144,9 @@ def test_mlp_sweep_falls_short(load: Any) -> None:
     assert "tired" in shortfall(eager, benching.Cell("m", "hypatia", reason="tired"), eager)
 
 
-@pytest.mark.skipif(not BINARY.exists(), reason="hypatia-opt is not built (cargo build --release -p hypatia-core)")
+@pytest.mark.skipif(
+    not BINARY.exists(), reason="hypatia-opt is not built (cargo build --release -p hypatia-core)"
+)
 def test_without_pytorch() -> None:
     command = [sys.executable, BENCH / "without_pytorch.py", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
