@@ -77,9 +77,10 @@ check-format: $(HYPATIA_VENV)/.requirements ## check the formatting of Rust and 
 	@$(BIN)/ruff format --check .
 
 .PHONY: lint
-lint: $(HYPATIA_VENV)/.requirements ## clippy and ruff; a warning is an error
+lint: $(HYPATIA_VENV)/.requirements ## clippy, ruff and mypy; a warning is an error
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 .PHONY: test-rust
 test-rust: | toolchain ## Rust tests (the binding crate has none: its tests are the Python ones)

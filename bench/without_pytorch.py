@@ -18,7 +18,7 @@ from pathlib import Path
 
 from diagnostic import ROOT, Diagnostic, parser
 
-BUILD = "cargo build --release -p hypatia"
+BUILD = "cargo build --release -p hypatia-core"
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,23 @@ class CompiledCall:
         except Exception:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
             return
-        report = found.report
-        if report is None:
-            return
+        if found.report is not None:
+            self._keep(found, found.report, args, kwargs, options, opened=dynamic is not None)
+
+    def _keep(
+        self,
+        found: Optimized,
+        report: GraphReport,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        *,
+        opened: bool,
+    ) -> None:
+        """Keeps the fastest form of what was compiled, or the model where none can stand for it."""
+        model = self.model
         changed = changed_inputs(found.original)
-        if changed and signature.shared:
+        if changed and self._signature.shared:
             log.info("the model runs as it is: it changes inputs, and some share memory")
             return
         timed = not changed and not effects_of(found.original)
@@ -102,7 +114,7 @@ class CompiledCall:
             log.info("no native plan: %s", report.no_plan)
         gm = self._run = found.kept
         self._spec = out_spec(gm)
-        if dynamic is not None:
+        if opened:
             self.open = found.ranges
         if found.graph is not None:
             self._plan(found, found.graph, report, args, timed=timed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,8 +126,7 @@ def bench(
     torch.compiler.reset()
     try:
         built = workload.build(dtype, device)
-        model, inputs = built[0], built[1]
-        kwargs = built[2] if len(built) > 2 else {}
+        model, inputs, kwargs = built if len(built) > 2 else (*built, {})
         model.train(training)
         wide = copy.deepcopy(model).double()
         wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
@@ -148,28 +148,42 @@ def bench(
                 blocks[name] = _sampler(compiled, model, inputs, training, device)
             except Exception as e:
                 cells[name].reason = reason(e)
-        number = -1
         for number in range(repeats):
             progress(f"{workload.name}: round {number + 1} of {repeats}")
             _round(blocks, cells, number)
         blocks = {name: sample for name, sample in blocks.items() if name in ("eager", *settle)}
-        end = time.perf_counter() + seconds
-        while seconds and len(blocks) > 1 and not _settled([cells[n] for n in blocks]):
-            number += 1
-            if number >= MANY and time.perf_counter() > end:
-                break
-            progress(f"{workload.name}: round {number + 1}, until ratios settle")
-            _round(blocks, cells, number)
+        if seconds and len(blocks) > 1:
+            _settle(blocks, cells, repeats, seconds, lambda text: progress(f"{workload.name}: {text}"))
     finally:
         for peer in peers:
             peer.close()
+    _sum_up(cells)
+    model.zero_grad(set_to_none=True)
+    torch.compiler.reset()
+    return [cells[name] for name in backends]
+
+
+def _sum_up(cells: Mapping[str, Cell]) -> None:
     for cell in cells.values():
         if cell.samples:
             cell.microseconds = 1e6 * statistics.median(cell.samples)
             cell.ratio = times_as_fast(cell.samples, cells["eager"].samples)
-    model.zero_grad(set_to_none=True)
-    torch.compiler.reset()
-    return [cells[name] for name in backends]
+
+
+def _settle(
+    blocks: dict[str, Callable[[], Block]],
+    cells: Mapping[str, Cell],
+    first: int,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> None:
+    """More rounds, until ratios are known well, or the time is over and there were `MANY`."""
+    end = time.perf_counter() + seconds
+    for number in itertools.count(first):
+        if _settled([cells[n] for n in blocks]) or (number >= MANY and time.perf_counter() > end):
+            return
+        progress(f"round {number + 1}, until ratios settle")
+        _round(blocks, dict(cells), number)
 
 
 def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> float | None:

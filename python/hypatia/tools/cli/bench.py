@@ -96,13 +96,17 @@ def bench(
     }
     _show(out, cells, settings)
     results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
+    _write(results, json_file, html)
+    ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
+
+
+def _write(results: dict[str, Any], json_file: str | None, html: str | None) -> None:
     if json_file:
         write_json(json_file, results)
     if html:
         from .bench_page import page
 
         write_text(html, page(results))
-    ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
 
 
 def _list(out: Any, known: list[Workload]) -> None:

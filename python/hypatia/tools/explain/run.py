@@ -59,10 +59,7 @@ def explain(
     With ``training``, a backward pass of the summed floating results is compiled, compared and timed too.
     ``name`` is the title; without it the class or the function gives it. ``progress`` is told what begins.
     """
-    if not callable(model):
-        raise TypeError(f"a model is a module or a function, not {type(model).__name__}")
-    # A compiled model is explained as the model that was compiled.
-    model = getattr(model, "_orig_mod", model)
+    model = _original(model)
     parsed = Options.parse(options)
     arguments = (inputs, dict(kwargs or {}))
     device = _device(model, arguments)
@@ -74,13 +71,13 @@ def explain(
         _call(eager, arguments)
         left: list[Left] = []
         breaks = Breaks()
+        compiled = Step(model, _compiled(model, options, breaks), training)
         with (
             dynamo.collecting() as graphs,
             hearing_of_left(left.append),
             timeline.watching(progress) as times,
             timeline.dynamo(),
         ):
-            compiled = Step(model, _compiled(model, options, breaks), training)
             _call(compiled, arguments)
         progress("comparison with float64")
         verification, reason = _verified(eager, compiled, arguments)
@@ -105,6 +102,13 @@ def explain(
         weights=_weights(model),
         timings=timed,
     )
+
+
+def _original(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled model is explained as the model that was compiled."""
+    if not callable(model):
+        raise TypeError(f"a model is a module or a function, not {type(model).__name__}")
+    return getattr(model, "_orig_mod", model)
 
 
 class Step(nn.Module):
