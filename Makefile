@@ -54,8 +54,12 @@ wheel: $(HYPATIA_VENV)/.requirements ## build a wheel into dist/
 	@$(BIN)/maturin build --release --out dist
 
 .PHONY: docs
-docs: build ## regenerate the tables of ops and rules in docs/
+docs: build ## regenerate the tables, the API reference and the picture in docs/
 	@$(BIN)/python docs/generate.py
+
+.PHONY: docs-site
+docs-site: docs ## build the documentation site into bench/out/site
+	@$(BIN)/mkdocs build --strict --quiet
 
 .PHONY: clean
 clean: ## remove what was built (the environments stay; `rm -r .venv*` removes those)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from api_reference import api
 from picture import picture
 
 from hypatia import _native
@@ -59,7 +60,12 @@ def rules() -> str:
 
 def main() -> None:
     stale = []
-    written = (("ops.md", ops()), ("rules.md", rules()), ("images/architecture.svg", picture()))
+    written = (
+        ("ops.md", ops()),
+        ("rules.md", rules()),
+        ("images/architecture.svg", picture()),
+        ("api.md", api()),
+    )
     for name, text in written:
         path = HERE / name
         if not path.exists() or path.read_text() != text:

@@ -19,6 +19,15 @@ def test_tables_are_current() -> None:
     subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=True)
 
 
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not run.stderr.strip(), run.stderr
+    assert (tmp_path / "api" / "index.html").exists()
+
+
 def test_every_option_is_in_the_readme() -> None:
     table = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert dict(table) == {f.name: repr(f.default).replace("'", '"') for f in dataclasses.fields(Options)}

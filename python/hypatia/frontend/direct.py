@@ -41,7 +41,25 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> CompiledModel:
-    """A callable like the model, compiled for the example inputs and for other shapes as they come."""
+    """A callable like the model, compiled for the example inputs and for other shapes as they come.
+
+    Args:
+        model: the model; its parameters are shared, and changes of them are noticed.
+        example_inputs: compiled for these at once; without any, at the first call.
+        kwargs: example inputs that are given by keyword.
+        options: those of the backend, such as ``verify="off"``.
+
+    Returns:
+        A `CompiledModel`. It is called like the model, trains like it, and has ``reports`` that say what was
+        done. What cannot be compiled runs as the model would.
+
+    Example:
+        >>> compiled = hypatia.compile(model.eval(), x)
+        >>> with torch.no_grad():
+        ...     y = compiled(x)
+        >>> print(compiled.reports[0].kept)
+        plan
+    """
     compiled = CompiledModel(model, options)
     if example_inputs or kwargs:
         with torch.no_grad():
