@@ -432,7 +432,7 @@ def test_bound_plans_say_why_they_do_not_run() -> None:
     with torch.no_grad():
         compiled = hypatia.compile(model, x)
         graph = compiled.prepare(x).native.__self__
-        ((bound, _),) = graph._bound.values()
+        ((bound, _),) = graph.binding.bound.values()
         assert "input 0 is not float32[4, 6, 8]" in bound.refusal(turned(x))
         assert "takes 1 inputs, not 2" in bound.refusal(x, x)
         model.layer.weight.add_(1)
