@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,11 @@ def test_outcomes_that_are_findings() -> None:
     assert not Outcome("ok").found
     assert not Outcome("invalid").found
     assert Outcome("wrong").found
+
+
+def test_every_mutation_has_a_place() -> None:
+    """`make test-mutations` takes half an hour; that its faults can be put in is seen here."""
+    mutations = importlib.import_module("mutations")
+    root = Path(__file__).parent.parent
+    counts = {m.what: (root / m.file).read_text().count(m.old) for m in mutations.MUTATIONS}
+    assert all(count == 1 for count in counts.values()), counts
