@@ -34,7 +34,9 @@ def test_every_option_is_in_the_readme() -> None:
 
 
 def test_the_first_example_of_the_readme_runs() -> None:
-    (example,) = re.findall(r"```python\n(import torch.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (example,) = re.findall(
+        r"```python\n(import torch, hypatia.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
     assert "fused_mlp_0" in run.stdout
     assert run.stdout.rstrip().endswith("True")

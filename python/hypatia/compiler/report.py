@@ -174,7 +174,7 @@ class GraphReport:
             f"  cost      {d['cost_before']:.1f} -> {d['cost_after']:.1f} us ({saved:.0f}% less; "
             f"at most {100 * d['gap']:.1f}% above the optimum of the search; {d['method']})",
             f"  ops       {sum(d['ops_before'].values())} -> {sum(d['ops_after'].values())}, "
-            f"{sum(d['opaque'].values())} left to torch",
+            f"{sum(d['opaque'].values())} not in the op table",
             f"  fused     {_names(self.fused)}",
             f"  rules     {rules}",
             f"  proof     {d['steps']} steps",

@@ -74,7 +74,7 @@ def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 2))
     before, after = words.ops(graph)
     table.add_row("runs", Text(words.runs(graph)))
-    table.add_row("ops", f"{before} -> {after}, {sum(graph['opaque'].values())} left to torch")
+    table.add_row("ops", f"{before} -> {after}, {sum(graph['opaque'].values())} not in the op table")
     change = words.change(graph["cost_before"], graph["cost_after"])
     costs = f"{words.cost(graph['cost_before'])} -> {words.cost(graph['cost_after'])} ({change})"
     table.add_row("cost", f"{costs}, at most {100 * graph['gap']:.1f} % above the optimum of the search")
