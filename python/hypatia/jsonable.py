@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The same data of lists, dictionaries, texts and numbers; numbers that are not finite are texts."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}

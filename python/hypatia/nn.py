@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def _has_kernels(input: Any) -> bool:
+def _has_kernels(input: object) -> bool:
     """Whether a layer may run by itself as a plan: not while something else looks at what it does."""
     return (
         type(input) is torch.Tensor
@@ -42,16 +42,16 @@ class _Compiled:
     """A layer that runs compiled on a GPU; what is compiled is made when needed, and no part of its state."""
 
     _compiled: CompiledModel | None = None
-    _made_of: tuple[Any, ...] = ()
+    _made_of: tuple[object, ...] = ()
 
-    def _by_plan(self, input: torch.Tensor, parts: tuple[Any, ...], make: Callable[[], nn.Module]) -> Any:
+    def _by_plan(self, input: torch.Tensor, parts: tuple[object, ...], make: Callable[[], nn.Module]) -> Any:
         known = len(parts) == len(self._made_of) and all(map(operator.is_, parts, self._made_of))
         if self._compiled is None or not known:
             self._made_of = parts
             self._compiled = CompiledModel(make())
         return self._compiled(input)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_compiled", "_made_of")}
 
 
@@ -67,7 +67,7 @@ class _FusedLinear(_Compiled, nn.Linear):
         return self.activate(super().forward(input))
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **kwargs: Any) -> _FusedLinear:
+    def from_linear(cls, linear: nn.Linear, **kwargs: object) -> _FusedLinear:
         """A fused layer that shares the parameters of a linear one."""
         return _adopt(
             cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta", **kwargs),
@@ -113,7 +113,7 @@ class FusedLinearGELU(_FusedLinear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: Any = None,
+        device: object = None,
         dtype: torch.dtype | None = None,
         *,
         approximate: str = "none",
@@ -153,7 +153,7 @@ class FusedMLP(_Compiled, nn.Sequential):
         *sizes: int,
         activation: str = "relu",
         bias: bool = True,
-        device: Any = None,
+        device: object = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         if len(sizes) < 3:

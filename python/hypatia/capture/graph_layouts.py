@@ -20,7 +20,7 @@ class UnknownSizeError(_native.HypatiaError):
     """A size or a stride that the sizes of the inputs do not tell."""
 
 
-def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, Any]:
+def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, object]:
     """How results lie, and by node: what it is and what it reads, where elements do not follow each other.
 
     In a graph of a training step so many first results are ``plain``; the others are kept for a backward
@@ -35,7 +35,7 @@ def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, An
         for part, listed in (("results", results), ("reads", reads)):
             if any(s is not None for s in listed):
                 found[part][node.name] = listed
-    owners: dict[Any, int] = {}
+    owners: dict[object, int] = {}
     for place, node in enumerate(captured.results):
         if not isinstance(value_of(node), torch.Tensor):
             raise UnknownSizeError(f"{node.name} is no tensor")
@@ -47,7 +47,7 @@ def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, An
     return found
 
 
-def _wanted(node: fx.Node, owners: dict[Any, int], sizes: Sizes) -> dict[str, Any]:
+def _wanted(node: fx.Node, owners: dict[object, int], sizes: Sizes) -> dict[str, object]:
     value, root = value_of(node), _root(node)
     strides, (offset,) = numbers(value.stride(), sizes), numbers([value.storage_offset()], sizes)
     if root.op in ("placeholder", "get_attr"):
@@ -73,7 +73,7 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _shares(node: fx.Node, memory: Any) -> bool:
+def _shares(node: fx.Node, memory: object) -> bool:
     value = value_of(node)
     if isinstance(value, (list, tuple)):
         return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == memory for v in value)
@@ -98,7 +98,7 @@ def follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Whether a value is a tensor whose elements are in memory as they are."""
     return (
         isinstance(value, torch.Tensor)
@@ -108,7 +108,7 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def numbers(values: Sequence[Any], sizes: Sizes) -> list[int]:
+def numbers(values: Sequence[object], sizes: Sizes) -> list[int]:
     """Sizes or strides with values for their symbols."""
     return [v if type(v) is int else _number(v, sizes) for v in values]
 

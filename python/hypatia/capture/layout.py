@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from .records import value_of
 
 
-def storage_of(node: fx.Node) -> Any:
+def storage_of(node: fx.Node) -> object:
     """What identifies the memory of a node's value; none if it has no plain memory."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -23,7 +23,7 @@ def storage_of(node: fx.Node) -> Any:
         return None
 
 
-def same_strides(have: Any, want: Any) -> bool:
+def same_strides(have: object, want: Any) -> bool:
     """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
     if (
         not isinstance(have, torch.Tensor)
@@ -137,7 +137,7 @@ def _example(size: int | torch.SymInt) -> int:
     return int(hint) if hint is not None else 1
 
 
-def check_same_type(name: str, have: Any, want: Any) -> None:
+def check_same_type(name: str, have: object, want: object) -> None:
     """Refuses a value whose shape, dtype or device is not provably the captured one."""
     if isinstance(want, torch.Tensor):
         alike = (

@@ -38,7 +38,7 @@ def watch(holder: _Forgetful, weights: Iterable[torch.Tensor]) -> list[weakref.r
     place = weakref.ref(holder)
     finalizing = sys.is_finalizing
 
-    def gone(_: Any) -> None:
+    def gone(_: object) -> None:
         # At the end of the process modules are taken apart, and there is nothing left to save.
         known = None if finalizing() else place()
         if known is not None:
@@ -96,7 +96,7 @@ class FoldedWeights(nn.Module):
                     seen[storage.data_ptr()] = storage.nbytes()
         return sum(seen.values())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()
         state["_states"] = []
         return state

@@ -8,19 +8,23 @@ from typing import Any
 from torch import fx
 
 from .._torch import pytree
+from .described import Described
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides, and elements before the first."""
 
 
 class Finish:
     """The results of a graph, from inputs and outputs of its plan."""
 
-    def __init__(self, gm: fx.GraphModule, described: dict[str, Any], plain: int | None) -> None:
+    def __init__(self, gm: fx.GraphModule, described: Described, plain: int | None) -> None:
         """``plain`` is the planner's: so many first results of a training step are not kept for later."""
         (output,) = gm.graph.find_nodes(op="output")
         gradients = any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
-        known: dict[tuple[Any, ...], int] = {}
+        known: dict[tuple[int, View], int] = {}
         sources: list[int] = []
         self._plain = plain or 0
-        self._views: dict[int, tuple[tuple[Any, ...], bool]] = {}
+        self._views: dict[int, tuple[View, bool]] = {}
         """Results that are seen otherwise than they are returned: how, and whether as a copy."""
         results = iter(described["results"])
         leaves = pytree.arg_tree_leaves(*output.args)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def computes_the_same(
-    captured: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    captured: fx.GraphModule, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> bool:
     """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
     random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
@@ -49,10 +49,10 @@ class CompiledCall:
     def __init__(
         self,
         model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         signature: Signature,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         dims: dict[int, set[int]] | None = None,
         *,
         compiled: bool = True,
@@ -61,11 +61,11 @@ class CompiledCall:
         self.report: GraphReport | None = None
         self.positional = not kwargs and all(isinstance(a, torch.Tensor) for a in args)
         self.single = False
-        self.native: Callable[[tuple[Any, ...]], Sequence[Any] | None] | None = None
+        self.native: Callable[[tuple[object, ...]], Sequence[object] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
         self._signature = signature
-        self._run: Callable[..., Any] = model
+        self._run: Callable[..., object] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
         if self._parts.hooked or not compiled:
@@ -115,7 +115,7 @@ class CompiledCall:
             self.watch = self._parts.watch
 
     def _check_lying(
-        self, found: Optimized, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, found: Optimized, report: GraphReport, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Keeps the model itself where results would lie otherwise: a user may write into them."""
         model = self.model
@@ -133,7 +133,13 @@ class CompiledCall:
             log.info("the model runs as it is: results would lie otherwise in memory")
 
     def _plan(
-        self, found: Optimized, graph: NativeGraph, report: GraphReport, args: tuple[Any, ...], *, timed: bool
+        self,
+        found: Optimized,
+        graph: NativeGraph,
+        report: GraphReport,
+        args: tuple[object, ...],
+        *,
+        timed: bool,
     ) -> None:
         self.single = self._spec.is_leaf()
         model, kept = self.model, found.kept
@@ -156,7 +162,7 @@ class CompiledCall:
             report.kept, self._run = "eager", model
 
     def _without_plan(
-        self, gm: fx.GraphModule, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, gm: fx.GraphModule, report: GraphReport, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Keeps the graph or eager, whichever is faster."""
         model = self.model
@@ -208,11 +214,11 @@ class CompiledCall:
                     return False
         return True
 
-    def structured(self, results: Sequence[Any]) -> Any:
+    def structured(self, results: Sequence[object]) -> object:
         """Flat results in the form that the model returns."""
         return pytree.tree_unflatten(list(results), self._spec)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The results, as the model returns them."""
         with torch.no_grad():
             if self.native is not None and not kwargs:

@@ -16,7 +16,7 @@ class _Seeds(click.ParamType):
 
     name = "seeds"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
         if isinstance(value, range):
             return value
         first, dots, last = str(value).partition("..")
@@ -108,7 +108,7 @@ def _check(native: Any, names: set[str], seeds: range, as_json: bool) -> int:
     return len(failed)
 
 
-def _note(seen: dict[str, dict[str, Any]], found: dict[str, Any], seed: int) -> None:
+def _note(seen: dict[str, dict[str, object]], found: dict[str, Any], seed: int) -> None:
     """Adds what one walk saw of a rule; the first failure stays."""
     known = seen.setdefault(found["rule"], {"rule": found["rule"], "fired": 0, "failure": None, "seed": None})
     known["fired"] += found["fired"]

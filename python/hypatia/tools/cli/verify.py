@@ -79,7 +79,7 @@ def _compared(
         return given.name, hypatia.verify(reference, candidate, *given.inputs, kwargs=given.kwargs)
 
 
-def _data(name: str, backend: str, found: Any) -> dict[str, Any]:
+def _data(name: str, backend: str, found: Any) -> dict[str, object]:
     results = [
         {"compiled": dataclasses.asdict(ours), "eager": dataclasses.asdict(theirs)}
         for ours, theirs in zip(found.candidate, found.reference, strict=True)
