@@ -18,6 +18,6 @@ def plain(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """JSON that every reader takes: it has no word for infinity."""
     return json.dumps(plain(value), indent=1, allow_nan=False)

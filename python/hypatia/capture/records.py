@@ -94,7 +94,7 @@ def path_of(node: fx.Node) -> str:
     return node.target
 
 
-def function_of(node: fx.Node) -> Callable[..., Any]:
+def function_of(node: fx.Node) -> Callable[..., object]:
     """The function that a node calls."""
     assert not isinstance(node.target, str)
     return node.target
@@ -191,7 +191,7 @@ def _arguments(node: fx.Node, index: dict[fx.Node, int], hints: dict[str, int]) 
     if not isinstance(node.target, OpOverload):
         return None
     schema = node.target._schema.arguments
-    values: list[Any] = list(node.args)
+    values: list[object] = list(node.args)
     values += [node.kwargs.get(a.name, a.default_value) for a in schema[len(values) :]]
     while values and schema[len(values) - 1].has_default_value() and _is_default(values, schema):
         values.pop()
@@ -282,7 +282,7 @@ def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
             hints.setdefault(str(symbol), int(known[symbol]))
 
 
-def resolve(name: str) -> Callable[..., Any]:
+def resolve(name: str) -> Callable[..., object]:
     """The call target of a name: an op of torch's own namespaces, or an item of several results."""
     if name == "_operator.getitem":
         return operator.getitem
@@ -295,12 +295,12 @@ def resolve(name: str) -> Callable[..., Any]:
     raise UnsupportedError(f"{name!r} is no op of torch")
 
 
-def by_schema(target: object, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def by_schema(target: object, values: list[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments as torch's schema wants them."""
     if not isinstance(target, OpOverload):
         return tuple(values), {}
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     for argument, value in zip(target._schema.arguments, values, strict=False):
         if argument.kwarg_only:
             if not (argument.has_default_value() and argument.default_value == value):

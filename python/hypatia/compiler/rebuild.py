@@ -120,8 +120,8 @@ class _Rebuilder:
             if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
                 out.prepend(node)
 
-    def _attributes(self) -> dict[str, Any]:
-        attributes: dict[str, Any] = dict(self.modules)
+    def _attributes(self) -> dict[str, object]:
+        attributes: dict[str, object] = dict(self.modules)
         for node in self.graph.nodes:
             if node.op in ("get_attr", "call_module") and node.target not in attributes:
                 attributes[node.target] = operator.attrgetter(node.target)(self.gm)
@@ -227,7 +227,7 @@ class _Rebuilder:
         self._note_symbols(node)
         return node
 
-    def _run_fake(self, node: fx.Node) -> Any:
+    def _run_fake(self, node: fx.Node) -> object:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         called = self.modules[path_of(node)] if node.op == "call_module" else None
         function = function_of(node) if called is None else called

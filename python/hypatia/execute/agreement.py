@@ -27,7 +27,10 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def agree_at_new_sizes(
-    results: Sequence[Any], expected: Sequence[Any], args: Sequence[Any], run: Callable[[list[Any]], object]
+    results: Sequence[Any],
+    expected: Sequence[Any],
+    args: Sequence[Any],
+    run: Callable[[list[object]], object],
 ) -> bool:
     """Whether a plan's results are those of torch's ops, which `run` runs."""
     pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]

@@ -44,7 +44,7 @@ class Binding:
         self.device = planner.device
         self.refusal = ""
         """Why nothing was bound when it was asked last, as far as that is known."""
-        self.only: Callable[..., Any] | None = None
+        self.only: Callable[..., object] | None = None
         """The plan of a training step, which has no constants and no other sizes."""
         self.bound: dict[tuple[int, ...], Bound] = {}
         """Plans by sizes."""
@@ -85,7 +85,7 @@ class Binding:
         """Whether the plans were bound under the settings of now."""
         return self._tf32 is None or self._tf32 == _torch.cublas_allows_tf32()
 
-    def known(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
+    def known(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         """The plan for these sizes, if it is bound to these weights."""
         found = self.bound.get(sizes)
         if found is None or self.planner.saved:
@@ -220,7 +220,7 @@ class Binding:
 def _arranging(bound: Plan, finish: Finish) -> Callable[..., Any]:
     """A plan that returns its outputs, as one that returns what results are made of."""
 
-    def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
+    def run(lead: int, *inputs: torch.Tensor) -> list[object] | None:
         outputs = bound(lead, *inputs)
         return None if outputs is None else finish.arranged(outputs, inputs)
 

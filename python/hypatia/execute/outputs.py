@@ -53,7 +53,7 @@ class Finish:
         self.plain = self._as_returned and self.returns == list(range(len(self.returns)))
         """The outputs are the results."""
 
-    def arranged(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def arranged(self, outputs: Sequence[object], inputs: Sequence[object]) -> list[object]:
         """What results are made of, in their order."""
         return [None if i is None else outputs[i] if i >= 0 else inputs[~i] for i in self.returns]
 
@@ -61,7 +61,7 @@ class Finish:
         """Which results an output of the plan is."""
         return [p for p, source in enumerate(self.returns) if source == output and p not in self._views]
 
-    def results(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+    def results(self, outputs: Sequence[object], inputs: Sequence[object]) -> Sequence[object]:
         """Results in the order of the graph."""
         return outputs if self.plain else self.seen(self.arranged(outputs, inputs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -79,7 +79,9 @@ class Planner:
         """The calls into torch that a plan's steps make."""
         return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
 
-    def _call(self, described: TorchCall) -> tuple[Callable[..., Any], Sequence[object], dict[str, Any]]:
+    def _call(
+        self, described: TorchCall
+    ) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
         operands = [
             o if o == "attr" else torch_calls.Read(o["tensor"]) if "tensor" in o else o["int"]
             for o in described["operands"]

@@ -114,7 +114,7 @@ class Trained:
         wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
         wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
 
-        def once(call: Callable[[], Any]) -> None:
+        def once(call: Callable[[], object]) -> None:
             results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
             torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
 
