@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from .records import value_of
 
 
-def storage_of(node: fx.Node) -> object:
+def storage_of(node: fx.Node) -> int | None:
     """What identifies the memory of a node's value; none if it has no plain memory."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -44,7 +44,7 @@ def has_aligned_rows(value: torch.Tensor) -> bool:
     if value.device.type != "cuda" or not value.dim():
         return True
 
-    def whole(elements: Any) -> bool:
+    def whole(elements: int | torch.SymInt) -> bool:
         return _example(elements) * value.element_size() % 16 == 0
 
     steps = zip(value.shape, value.stride(), strict=True)
@@ -84,7 +84,7 @@ def same_order(have: torch.Tensor, want: torch.Tensor) -> bool:
 def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
     """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
     dims = range(want.dim())
-    expected: Any = 1
+    expected: int | torch.SymInt = 1
     for i in reversed(dims):
         if not (
             statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)

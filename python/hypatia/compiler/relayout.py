@@ -120,7 +120,7 @@ class Aliases:
         self.pairs = pairs
         """Results as they were captured and as they are now."""
         self.inputs = {storage_of(n) for n in build.old if n.op in ("placeholder", "get_attr")} - {None}
-        self.seen: dict[object, object] = {}
+        self.seen: dict[int | None, int | None] = {}
 
     def results(self) -> list[fx.Node]:
         """The nodes to return."""
@@ -169,7 +169,7 @@ class Aliases:
         sizes = [[self.build.size(n) for n in part] for part in (want.shape, want.stride())]
         return self.build.helper(aten.as_strided.default, base, *sizes, self.build.size(offset))
 
-    def _folded(self) -> set[object]:
+    def _folded(self) -> set[int | None]:
         return {storage_of(n) for n in self.build.graph.nodes if n.meta.get("folded")} - {None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Binding:
         self._without = list(without)
         """Kinds of linear layers that are not used."""
         self._weights: list[int] = []
-        self._alive: list[Any] = []
+        self._alive: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[torch.Tensor] = []
         self._tf32: bool | None = None
         self._describe(described(planner.at(planner.hints)))

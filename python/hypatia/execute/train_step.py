@@ -143,7 +143,7 @@ class RecordedStep:
 
 def _in_one_memory(results: Tensors) -> list[dict[int, torch.Tensor]]:
     """Results by their places, those together that share memory."""
-    groups: dict[Any, dict[int, torch.Tensor]] = {}
+    groups: dict[tuple[int, torch.dtype], dict[int, torch.Tensor]] = {}
     for i, result in enumerate(results):
         groups.setdefault((result.untyped_storage()._cdata, result.dtype), {})[i] = result
     return list(groups.values())

@@ -100,17 +100,29 @@ class CompiledCall:
             report.kept = "graph"
             report.no_plan = "arguments of the call are given by keyword or are no tensors"
             log.info("no native plan: %s", report.no_plan)
-        gm = self._run = found.kept
-        self._spec = out_spec(gm)
         if dynamic is not None:
             self.open = found.ranges
+        self._use(found, report, args, kwargs, timed=timed)
+
+    def _use(
+        self,
+        found: Optimized,
+        report: GraphReport,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        timed: bool,
+    ) -> None:
+        """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
+        gm = self._run = found.kept
+        self._spec = out_spec(gm)
         if found.graph is not None:
             self._plan(found, found.graph, report, args, timed=timed)
         elif timed:
             self._without_plan(gm, report, args, kwargs)
         if not effects_of(gm):
             self._check_lying(found, report, args, kwargs)
-        if self._run is not model:
+        if self._run is not self.model:
             self._parts.count_on(found.reads)
             self.watch = self._parts.watch
 

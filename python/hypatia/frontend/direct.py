@@ -83,7 +83,7 @@ class CompiledModel:
     def step(
         self,
         *inputs: torch.Tensor,
-        loss: Callable[[object], torch.Tensor] | None = None,
+        loss: Callable[[Any], torch.Tensor] | None = None,
         gradient: torch.Tensor | None = None,
     ) -> Any:
         """Forward and backward pass as one: ``loss(model(*inputs)).backward()``, and what the loss is.

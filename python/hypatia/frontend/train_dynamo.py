@@ -171,7 +171,7 @@ class Step:
             self.times = _compare(forms, primals, tangents)
         self.passes = forms[min(self.times, key=self.times.__getitem__)]
 
-    def _recorded(self, passes: Passes, primals: list[Any], tangents: list[Any]) -> Passes:
+    def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
         step = RecordedStep(*passes, primals, len(self.parameters), tangents)
         return Passes(step.forward, step.backward)
 

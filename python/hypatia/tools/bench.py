@@ -128,10 +128,7 @@ def bench(
         model, inputs = built[0], built[1]
         kwargs = built[2] if len(built) > 2 else {}
         model.train(training)
-        wide = copy.deepcopy(model).double()
-        wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
-        exact = _results(wide, wide_inputs, training, _keyed(wide, wide_kwargs))
-        del wide
+        exact = _exact(model, inputs, kwargs, training)
     except Exception as e:
         for cell in cells.values():
             cell.reason = reason(e)
@@ -170,6 +167,15 @@ def bench(
     model.zero_grad(set_to_none=True)
     torch.compiler.reset()
     return [cells[name] for name in backends]
+
+
+def _exact(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], kwargs: dict[str, object], training: bool
+) -> list[torch.Tensor]:
+    """Results in float64."""
+    wide = copy.deepcopy(model).double()
+    wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
+    return _results(wide, wide_inputs, training, _keyed(wide, wide_kwargs))
 
 
 def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> float | None:

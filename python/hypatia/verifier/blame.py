@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -52,7 +51,7 @@ def broken_steps(
     script = Script(values)
     given = {n: inputs[n.name] for n in script.inputs}
     steps = list(zip(numbers, sides[::2], sides[1::2], strict=True))
-    waiting: dict[fx.Node, list[Any]] = {}
+    waiting: dict[fx.Node, list[tuple[int, fx.Node, fx.Node]]] = {}
     for step in steps:
         for side in {step[1], step[2]}:
             waiting.setdefault(side, []).append(step)

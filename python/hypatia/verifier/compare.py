@@ -292,7 +292,7 @@ class Comparer:
 
 def gradients(results: Mapping[fx.Node, object], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
-    total: Any = 0.0
+    total: torch.Tensor | float = 0.0
     for node, result in sorted(results.items(), key=lambda item: item[0].name):
         dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
         if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():

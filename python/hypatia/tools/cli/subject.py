@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 EXPECTED = "it must return (model, inputs) or (model, inputs, kwargs)"
@@ -42,7 +43,9 @@ class Own:
     name: str
     subject: Subject
 
-    def build(self, dtype: Any, device: str) -> tuple[nn.Module, tuple[object, ...], dict[str, object]]:
+    def build(
+        self, dtype: torch.dtype | None, device: str
+    ) -> tuple[nn.Module, tuple[object, ...], dict[str, object]]:
         """The model, its inputs and its keyword arguments; floating ones in this dtype, if one is given."""
         import torch
 
