@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -23,7 +21,7 @@ def storage_of(node: fx.Node) -> int | None:
         return None
 
 
-def same_strides(have: object, want: Any) -> bool:
+def same_strides(have: object, want: torch.Tensor) -> bool:
     """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
     if (
         not isinstance(have, torch.Tensor)

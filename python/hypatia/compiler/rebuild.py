@@ -254,7 +254,7 @@ class _Rebuilder:
         """A size as an argument."""
         return value if isinstance(value, int) else self._symbolic(terms(value.node.expr))
 
-    def _argument(self, arg: Arg, env: dict[int, fx.Node]) -> Any:
+    def _argument(self, arg: Arg, env: dict[int, fx.Node]) -> object:
         if isinstance(arg, dict) and "node" in arg:
             return env[arg["node"]]
         if isinstance(arg, dict) and "list" in arg:

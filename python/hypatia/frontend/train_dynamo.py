@@ -29,6 +29,10 @@ _TIMED = 7
 """Steps of each form that are timed, beside one that is not."""
 
 
+Run = Callable[[list[Any]], Any]
+"""Runs a graph on a list of arguments that it empties."""
+
+
 class Passes(NamedTuple):
     """What runs the forward and the backward pass."""
 
@@ -71,7 +75,9 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def _differentiable(
-    ctx: Any, again: Callable[[Sequence[object]], list[torch.Tensor]], tangents: tuple[torch.Tensor, ...]
+    ctx: Any,
+    again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+    tangents: tuple[torch.Tensor, ...],
 ) -> object:
     """Gradients that have gradients: by torch's own ops."""
     inputs = ctx.saved_tensors[: ctx.step.inputs]
@@ -102,7 +108,7 @@ class Step:
     ) -> None:
         self.parameters = parameters
         self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
-        self.again: Callable[[Sequence[object]], list[torch.Tensor]] | None = None
+        self.again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
         self.random = any(_is_random(n) for n in forward.graph.nodes)
         self._graphs = (forward, backward)
@@ -127,9 +133,7 @@ class Step:
             _torch.set_multithreaded_backward(False)
         return _apply(self, *self.parameters, *inputs)
 
-    def _as_they_are(
-        self, forward: Callable[[list[Any]], Any], backward: Callable[[list[object]], Any]
-    ) -> Passes:
+    def _as_they_are(self, forward: Run, backward: Run) -> Passes:
         count = self.count
 
         def first(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, None]:
@@ -185,11 +189,11 @@ class Step:
             forms[name] = made
 
 
-def _native_form(run: Callable[[list[object]], object]) -> NativeGraph | None:
+def _native_form(run: Run) -> NativeGraph | None:
     return run if isinstance(run, NativeGraph) and run.native else None
 
 
-def _by_torch(forward: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
+def _by_torch(forward: Run) -> Run:
     return forward.graph if isinstance(forward, NativeGraph) else forward
 
 
