@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The same data of lists, dictionaries, texts and numbers; numbers that are not finite are texts."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
@@ -18,6 +18,6 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """JSON that every reader takes: it has no word for infinity."""
     return json.dumps(plain(value), indent=1, allow_nan=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -19,7 +18,7 @@ class Kernel:
     """
 
     name: str
-    accepts: Callable[[str, Sequence[Any]], bool]
+    accepts: Callable[[str, Sequence[object]], bool]
     make: Callable[[fx.GraphModule], Callable[..., torch.Tensor]]
 
 
@@ -41,7 +40,7 @@ def names() -> list[str]:
     return [kernel.name for kernel in _table]
 
 
-def find(op: str, operands: Sequence[Any], without: Collection[str] = ()) -> Kernel | None:
+def find(op: str, operands: Sequence[object], without: Collection[str] = ()) -> Kernel | None:
     """The kernel that serves an op."""
     for kernel in _table:
         if kernel.name not in without and kernel.accepts(op, operands):

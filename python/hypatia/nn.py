@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def _has_kernels(input: Any) -> bool:
+def _has_kernels(input: object) -> bool:
     """Whether a layer may run by itself as a plan: not while something else looks at what it does."""
     return (
         type(input) is torch.Tensor
@@ -38,20 +38,25 @@ def _has_kernels(input: Any) -> bool:
     )
 
 
+_LinearT = TypeVar("_LinearT", bound=nn.Linear)
+
+
 class _Compiled:
     """A layer that runs compiled on a GPU; what is compiled is made when needed, and no part of its state."""
 
     _compiled: CompiledModel | None = None
-    _made_of: tuple[Any, ...] = ()
+    _made_of: tuple[object, ...] = ()
 
-    def _by_plan(self, input: torch.Tensor, parts: tuple[Any, ...], make: Callable[[], nn.Module]) -> Any:
+    def _by_plan(
+        self, input: torch.Tensor, parts: tuple[object, ...], make: Callable[[], nn.Module]
+    ) -> torch.Tensor:
         known = len(parts) == len(self._made_of) and all(map(operator.is_, parts, self._made_of))
         if self._compiled is None or not known:
             self._made_of = parts
             self._compiled = CompiledModel(make())
         return self._compiled(input)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_compiled", "_made_of")}
 
 
@@ -67,7 +72,7 @@ class _FusedLinear(_Compiled, nn.Linear):
         return self.activate(super().forward(input))
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **kwargs: Any) -> _FusedLinear:
+    def from_linear(cls, linear: nn.Linear, **kwargs: object) -> _FusedLinear:
         """A fused layer that shares the parameters of a linear one."""
         return _adopt(
             cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta", **kwargs),
@@ -113,7 +118,7 @@ class FusedLinearGELU(_FusedLinear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
         approximate: str = "none",
@@ -153,7 +158,7 @@ class FusedMLP(_Compiled, nn.Sequential):
         *sizes: int,
         activation: str = "relu",
         bias: bool = True,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         if len(sizes) < 3:
@@ -244,7 +249,7 @@ def _check_layer(weight: torch.Tensor, bias: torch.Tensor | None, layer: int) ->
         )
 
 
-def _adopt(linear: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+def _adopt(linear: _LinearT, weight: torch.Tensor, bias: torch.Tensor | None) -> _LinearT:
     """Makes a layer use tensors that exist; what is no parameter becomes one over the same memory."""
     linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     if bias is None:

@@ -128,7 +128,7 @@ def dynamo() -> Iterator[None]:
             deferred = args.callback_trigger.name == "LAZY_BACKWARD"
             begun.append(timeline.enter(AUTOGRAD if deferred else CAPTURE))
 
-    def end(_: Any) -> None:
+    def end(_: object) -> None:
         if timeline is not None and threading.get_ident() == thread and begun:
             timeline.leave(begun.pop())
 

@@ -30,9 +30,11 @@ class Fakes:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = weakref.ref(mode)
-        self._known: dict[Any, _Known] = {}
+        self._known: dict[object, _Known] = {}
 
-    def call(self, name: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, name: object, run: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """What ``run`` returns, which ``name`` stands for; it returns new memory and changes nothing."""
         try:
             key = (name, _key(args), _key(tuple(kwargs.items())))
@@ -56,7 +58,7 @@ class Fakes:
                 self._known[key] = _Known(several, kinds)
         return results
 
-    def view(self, op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def view(self, op: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """What an op returns that makes views: the same without torch's look-ups for each."""
         mode = self._mode()
         given = _tensors((args, kwargs))
@@ -107,7 +109,7 @@ def _kind(t: torch.Tensor) -> _Kind:
     return t.shape, t.stride(), t.dtype, t.device
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return (
         isinstance(value, FakeTensor)
         and value.layout is torch.strided
@@ -122,7 +124,7 @@ def _is_closed(value: torch.Tensor) -> bool:
     return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> object:
     """A hashable stand-in; types count, for 1 and 1.0 and True are equal."""
     if isinstance(value, torch.Tensor):
         if not _is_plain(value):
@@ -133,11 +135,11 @@ def _key(value: Any) -> Any:
     return type(value), value
 
 
-def _storage(t: Any) -> int | None:
+def _storage(t: object) -> int | None:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import sympy
 import torch
@@ -16,26 +16,34 @@ from .records import Captured, value_of
 Sizes = Mapping[str, int]
 
 
+class Layouts(TypedDict):
+    """Strides by the names of nodes, of what they are and of what they read; how results lie."""
+
+    results: dict[str, list[list[int] | None]]
+    reads: dict[str, list[list[int] | None]]
+    outputs: list[dict[str, object]]
+
+
 class UnknownSizeError(_native.HypatiaError):
     """A size or a stride that the sizes of the inputs do not tell."""
 
 
-def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, Any]:
+def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> Layouts:
     """How results lie, and by node: what it is and what it reads, where elements do not follow each other.
 
     In a graph of a training step so many first results are ``plain``; the others are kept for a backward
     pass, which has views of them, or are gradients, for which it is all the same.
     """
-    found: dict[str, Any] = {"results": {}, "reads": {}, "outputs": []}
+    found: Layouts = {"results": {}, "reads": {}, "outputs": []}
     for node in captured.nodes:
         value = value_of(node)
         items = value if isinstance(value, (list, tuple)) else [value]
         results = [_unusual(v, sizes) for v in items]
         reads = [_unusual(value_of(n), sizes) for n in node.all_input_nodes]
-        for part, listed in (("results", results), ("reads", reads)):
+        for part, listed in ((found["results"], results), (found["reads"], reads)):
             if any(s is not None for s in listed):
-                found[part][node.name] = listed
-    owners: dict[Any, int] = {}
+                part[node.name] = listed
+    owners: dict[int | None, int] = {}
     for place, node in enumerate(captured.results):
         if not isinstance(value_of(node), torch.Tensor):
             raise UnknownSizeError(f"{node.name} is no tensor")
@@ -47,7 +55,7 @@ def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> dict[str, An
     return found
 
 
-def _wanted(node: fx.Node, owners: dict[Any, int], sizes: Sizes) -> dict[str, Any]:
+def _wanted(node: fx.Node, owners: dict[int | None, int], sizes: Sizes) -> dict[str, object]:
     value, root = value_of(node), _root(node)
     strides, (offset,) = numbers(value.stride(), sizes), numbers([value.storage_offset()], sizes)
     if root.op in ("placeholder", "get_attr"):
@@ -73,7 +81,7 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _shares(node: fx.Node, memory: Any) -> bool:
+def _shares(node: fx.Node, memory: int) -> bool:
     value = value_of(node)
     if isinstance(value, (list, tuple)):
         return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == memory for v in value)
@@ -98,7 +106,7 @@ def follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Whether a value is a tensor whose elements are in memory as they are."""
     return (
         isinstance(value, torch.Tensor)
@@ -108,12 +116,12 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def numbers(values: Sequence[Any], sizes: Sizes) -> list[int]:
+def numbers(values: Sequence[int | torch.SymInt], sizes: Sizes) -> list[int]:
     """Sizes or strides with values for their symbols."""
-    return [v if type(v) is int else _number(v, sizes) for v in values]
+    return [v if isinstance(v, int) else _number(v, sizes) for v in values]
 
 
-def _number(value: Any, sizes: Sizes) -> int:
+def _number(value: torch.SymInt, sizes: Sizes) -> int:
     expression = value.node.expr
     known = {s: sympy.Integer(sizes[str(s)]) for s in expression.free_symbols if str(s) in sizes}
     found = expression.xreplace(known)

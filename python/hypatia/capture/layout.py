@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -12,7 +10,7 @@ from ..errors import UnsupportedError
 from .records import value_of
 
 
-def storage_of(node: fx.Node) -> Any:
+def storage_of(node: fx.Node) -> int | None:
     """What identifies the memory of a node's value; none if it has no plain memory."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -23,7 +21,7 @@ def storage_of(node: fx.Node) -> Any:
         return None
 
 
-def same_strides(have: Any, want: Any) -> bool:
+def same_strides(have: object, want: torch.Tensor) -> bool:
     """Whether two tensors of one shape lie alike in memory; what is not known is not alike."""
     if (
         not isinstance(have, torch.Tensor)
@@ -44,7 +42,7 @@ def has_aligned_rows(value: torch.Tensor) -> bool:
     if value.device.type != "cuda" or not value.dim():
         return True
 
-    def whole(elements: Any) -> bool:
+    def whole(elements: int | torch.SymInt) -> bool:
         return _example(elements) * value.element_size() % 16 == 0
 
     steps = zip(value.shape, value.stride(), strict=True)
@@ -84,7 +82,7 @@ def same_order(have: torch.Tensor, want: torch.Tensor) -> bool:
 def layout_of(want: torch.Tensor) -> tuple[torch.memory_format | None, list[int] | None]:
     """How to copy into eager's layout: a memory format, or the order of dense dimensions."""
     dims = range(want.dim())
-    expected: Any = 1
+    expected: int | torch.SymInt = 1
     for i in reversed(dims):
         if not (
             statically_known_true(want.shape[i] == 1) or statically_known_true(want.stride(i) == expected)
@@ -137,7 +135,7 @@ def _example(size: int | torch.SymInt) -> int:
     return int(hint) if hint is not None else 1
 
 
-def check_same_type(name: str, have: Any, want: Any) -> None:
+def check_same_type(name: str, have: object, want: object) -> None:
     """Refuses a value whose shape, dtype or device is not provably the captured one."""
     if isinstance(want, torch.Tensor):
         alike = (

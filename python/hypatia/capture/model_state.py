@@ -30,7 +30,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-_Entries = list[tuple[dict[Any, Any], str | int, object]]
+_Entries = list[tuple[dict[Any, object], str | int, object]]
 
 
 _STANDARD = frozenset(vars(nn.Module()))
@@ -72,7 +72,7 @@ class Parts:
             own = vars(module)
             entries += [(own, n, own[n]) for n in names if n in own and n not in _STANDARD]
         stack = [(str(n), v, True) for _, n, v in entries if not isinstance(v, (nn.Module, *_PLAIN))]
-        lists: list[tuple[list[Any], list[Any]]] = []
+        lists: list[tuple[list[object], list[object]]] = []
         for _, container, copy in _walk(stack):
             if isinstance(container, dict):
                 entries += [(container, k, v) for k, v in container.items() if type(k) in (str, int)]
@@ -144,7 +144,7 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, _Container, _Container]
     return _walk([(name, m, True) for name, m in model.named_modules()])
 
 
-def _walk(stack: list[tuple[str, Any, bool]]) -> Iterator[tuple[str, _Container, _Container]]:
+def _walk(stack: list[tuple[str, object, bool]]) -> Iterator[tuple[str, _Container, _Container]]:
     """Containers among these values and in them; the last of three tells what is an attribute of a module."""
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
@@ -211,7 +211,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def untouched(model: Callable[..., Any], device: torch.device) -> Iterator[None]:
+def untouched(model: Callable[..., object], device: torch.device) -> Iterator[None]:
     """Puts back the random number generators and the buffers."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), buffers_kept(model):
@@ -219,7 +219,7 @@ def untouched(model: Callable[..., Any], device: torch.device) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def buffers_kept(model: Callable[..., Any]) -> Iterator[None]:
+def buffers_kept(model: Callable[..., object]) -> Iterator[None]:
     """Puts back the buffers: the same tensors under the same names, with the values they had."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     held = [(m, dict(m._buffers)) for m in modules]

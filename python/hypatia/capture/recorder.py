@@ -28,7 +28,7 @@ class UnservedError(Exception):
     """The model needs torch.export."""
 
 
-def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> fx.GraphModule:
     """The graph of one run on fake tensors.
 
     Raises:
@@ -85,7 +85,7 @@ def _without_mha_fastpath() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def _names(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[str]:
     """Names of the inputs, one after the other: what the model calls them, with numbers for parts."""
     bound = inspect.signature(model.forward).bind_partial(*args)
     for name, value in (*bound.arguments.items(), *kwargs.items()):
@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
         fake = self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         return fake.requires_grad_(tensor.requires_grad)
 
-    def result(self, value: Any) -> fx.Node | int | float | str | None:
+    def result(self, value: object) -> fx.Node | int | float | str | None:
         """The node of a result of the model, or what it is for every call of this graph."""
         if value is None or isinstance(value, (int, float, str)):
             return value
@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
             raise UnservedError("a result is an input, a weight or neither a tensor nor a number")
         return node
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an op on fake tensors, and writes it down."""
         kwargs = kwargs or {}
         if not isinstance(func, _torch.OpOverload):
@@ -158,7 +158,7 @@ class _Recorder(TorchDispatchMode):
         self._record(func, args, kwargs, out)
         return out
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: object, out: Any) -> None:
         several = isinstance(out, (tuple, list))
         outs = out if several else (out,)
         if not all(isinstance(t, torch.Tensor) for t in outs):
@@ -182,7 +182,7 @@ class _Recorder(TorchDispatchMode):
         node.meta["val"] = fake
         self._nodes[id(fake)] = node
 
-    def _put(self, value: Any) -> Any:
+    def _put(self, value: object) -> Any:
         """An argument as a graph has it."""
         if isinstance(value, torch.Tensor):
             node = self._nodes.get(id(value))

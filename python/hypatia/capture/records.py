@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from .._torch import OpOverload
 from ..errors import UnsupportedError
+from .arguments import Arg, Dim, Record, Terms
 
 _NAMESPACES = ("aten", "prims")
 
@@ -93,7 +94,7 @@ def path_of(node: fx.Node) -> str:
     return node.target
 
 
-def function_of(node: fx.Node) -> Callable[..., Any]:
+def function_of(node: fx.Node) -> Callable[..., object]:
     """The function that a node calls."""
     assert not isinstance(node.target, str)
     return node.target
@@ -117,7 +118,7 @@ def _leaves(args: Any) -> Iterator[fx.Node]:
     return iter(found)
 
 
-def _last_pure(records: list[dict[str, Any]]) -> int:
+def _last_pure(records: list[Record]) -> int:
     """Where the trailing run of changes to inputs starts."""
     end = len(records)
     while end > 0 and records[end - 1]["mutates"]:
@@ -133,7 +134,7 @@ def _device(nodes: list[fx.Node]) -> torch.device:
     return torch.device("cpu")
 
 
-def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[str, int]) -> dict[str, Any]:
+def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[str, int]) -> Record:
     is_input = node.op in ("placeholder", "get_attr")
     effect, random, mutates = _effects(node)
     return {
@@ -150,7 +151,7 @@ def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[
     }
 
 
-def target_name(target: Any) -> str:
+def target_name(target: object) -> str:
     """The name under which a call target is known: ``aten.relu.default``."""
     if isinstance(target, OpOverload):
         return str(target)
@@ -183,14 +184,14 @@ def _drops_nothing(node: fx.Node, target: OpOverload) -> bool:
     return False
 
 
-def _arguments(node: fx.Node, index: dict[fx.Node, int], hints: dict[str, int]) -> list[Any] | None:
+def _arguments(node: fx.Node, index: dict[fx.Node, int], hints: dict[str, int]) -> list[Arg] | None:
     """Arguments in schema order without trailing defaults, if the call has a schema."""
     if node.target is operator.getitem:
         return [_argument(a, index, hints) for a in node.args]
     if not isinstance(node.target, OpOverload):
         return None
     schema = node.target._schema.arguments
-    values: list[Any] = list(node.args)
+    values: list[object] = list(node.args)
     values += [node.kwargs.get(a.name, a.default_value) for a in schema[len(values) :]]
     while values and schema[len(values) - 1].has_default_value() and _is_default(values, schema):
         values.pop()
@@ -206,7 +207,7 @@ def _is_default(values: list[Any], schema: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
-def _argument(value: Any, index: dict[fx.Node, int], hints: dict[str, int]) -> Any:
+def _argument(value: object, index: dict[fx.Node, int], hints: dict[str, int]) -> Arg:
     if isinstance(value, fx.Node):
         return {"node": index[value]}
     if value is None:
@@ -226,7 +227,7 @@ def _argument(value: Any, index: dict[fx.Node, int], hints: dict[str, int]) -> A
     return "other"
 
 
-def _type(value: Any, hints: dict[str, int]) -> Any:
+def _type(value: object, hints: dict[str, int]) -> object:
     if isinstance(value, torch.Tensor):
         plain = value.layout is torch.strided and not (
             value.is_quantized or value.is_conj() or value.is_neg()
@@ -242,7 +243,7 @@ def _type(value: Any, hints: dict[str, int]) -> Any:
     return "unknown"
 
 
-def _dim(value: int | torch.SymInt, hints: dict[str, int]) -> Any:
+def _dim(value: int | torch.SymInt, hints: dict[str, int]) -> Dim:
     """An integer, or the normal form of a symbolic size as coefficients and symbols."""
     if isinstance(value, int):
         return value
@@ -250,10 +251,10 @@ def _dim(value: int | torch.SymInt, hints: dict[str, int]) -> Any:
     if expr.is_Integer:
         return int(expr)
     _note_hints(value, hints)
-    return [[c, atoms] for c, atoms in terms(expr)]
+    return terms(expr)
 
 
-def terms(expr: sympy.Expr) -> list[tuple[int, list[str]]]:
+def terms(expr: sympy.Expr) -> Terms:
     """A symbolic integer as a sum of products; what is no product of symbols is one symbol."""
     result = []
     for monomial, coefficient in sympy.expand(expr).as_coefficients_dict().items():
@@ -281,7 +282,7 @@ def _note_hints(value: torch.SymInt, hints: dict[str, int]) -> None:
             hints.setdefault(str(symbol), int(known[symbol]))
 
 
-def resolve(name: str) -> Any:
+def resolve(name: str) -> Callable[..., object]:
     """The call target of a name: an op of torch's own namespaces, or an item of several results."""
     if name == "_operator.getitem":
         return operator.getitem
@@ -294,12 +295,12 @@ def resolve(name: str) -> Any:
     raise UnsupportedError(f"{name!r} is no op of torch")
 
 
-def by_schema(target: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def by_schema(target: object, values: list[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments as torch's schema wants them."""
     if not isinstance(target, OpOverload):
         return tuple(values), {}
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     for argument, value in zip(target._schema.arguments, values, strict=False):
         if argument.kwarg_only:
             if not (argument.has_default_value() and argument.default_value == value):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import fx, nn
@@ -36,6 +36,42 @@ class Line:
     line: int
     function: str
     code: str
+
+    def data(self) -> LineData:
+        """The same as plain data."""
+        return {"file": self.file, "line": self.line, "function": self.function, "code": self.code}
+
+
+class LineData(TypedDict):
+    """A line of a program, as plain data."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class _Emitted(TypedDict, total=False):
+    origin: int | None
+    """The captured record that has the same value; taken away when names are told."""
+
+
+class DrawnNode(_Emitted):
+    """A node of a program, for drawing."""
+
+    id: int
+    op: str
+    name: str
+    inputs: list[int]
+    attrs: list[str]
+    type: str
+    cost: float
+    folded: bool
+    kind: str
+    """input, weight, op, fused, opaque or result"""
+    called: str
+    module: str
+    line: LineData | None
 
 
 def inputs_of(gm: fx.GraphModule) -> list[str]:
@@ -98,7 +134,7 @@ class Places:
         self._paths = {id(m): path for path, m in model.named_modules()}
         self._outermost = outermost
 
-    def here(self) -> dict[str, Any]:
+    def here(self) -> dict[str, object]:
         """What torch's own tracers write down of a node: modules from the outermost on, and a line."""
         frame: FrameType | None = sys._getframe(1)
         modules: list[tuple[str, type]] = []
@@ -128,12 +164,10 @@ def common(paths: Iterable[str]) -> str:
     return ".".join(first[i] for i in alike)
 
 
-def told(
-    drawn: Mapping[str, Sequence[dict[str, Any]]], captured: Sequence[fx.Node], given: Sequence[str]
-) -> None:
+def told(drawn: Mapping[str, Sequence[DrawnNode]], captured: Sequence[fx.Node], given: Sequence[str]) -> None:
     """Gives drawn nodes the names of the model: what it calls inputs and weights, modules and lines."""
     for nodes in drawn.values():
-        known: dict[int, dict[str, Any]] = {}
+        known: dict[int, DrawnNode] = {}
         for node in nodes:
             origin = node.pop("origin")
             source = captured[origin] if origin is not None else None
@@ -149,7 +183,7 @@ def told(
             elif source is not None:
                 line = line_of(source)
                 node["module"] = module_of(source)
-                node["line"] = None if line is None else dataclasses.asdict(line)
+                node["line"] = None if line is None else line.data()
             else:
                 # A value that is new: of the module of the weights it is made of, or else of its operands.
                 operands = [known[i] for i in node["inputs"] if i in known]

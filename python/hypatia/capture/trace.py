@@ -33,7 +33,7 @@ class NotFunctionalError(UnsupportedError):
 
 
 def captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], dynamic_shapes: object
 ) -> tuple[fx.GraphModule, Ranges, Reads]:
     """A model's graph, its weights as attributes, ranges of sizes that are left open, and what was read."""
     args, kwargs = distinct(model, (args, dict(kwargs)))
@@ -59,7 +59,7 @@ def captured(
 
 
 def as_written(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], dynamic_shapes: object
 ) -> fx.GraphModule:
     """A model's graph with its views and changes in place, as torch.export has it."""
     args, kwargs = distinct(model, (args, dict(kwargs)))
@@ -85,7 +85,7 @@ class Exported(NamedTuple):
     reads: Reads
 
 
-def exported(model: nn.Module, args: tuple[Any, ...]) -> Exported:
+def exported(model: nn.Module, args: tuple[object, ...]) -> Exported:
     """A differentiable model as a graph."""
     wanted: list[bool] = []
     program, reads = _exported(model, args, wanted=wanted)
@@ -107,9 +107,9 @@ def out_spec(gm: fx.GraphModule) -> pytree.TreeSpec:
 
 def _exported(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
     wanted: list[bool] | None = None,
 ) -> tuple[torch.export.ExportedProgram, Reads]:
     with unchanged(model) as reads, _without_own_gradients(model, wanted), warnings.catch_warnings():
@@ -131,7 +131,7 @@ def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -
     """
     found: list[str] = []
 
-    def look(_module: nn.Module, _args: Any, results: Any) -> None:
+    def look(_module: nn.Module, _args: object, results: object) -> None:
         tensors = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
         if wanted is not None:
             wanted[:] = [t.requires_grad for t in tensors]
@@ -160,12 +160,12 @@ def _without_own_gradients(model: nn.Module, wanted: list[bool] | None = None) -
         raise UnsupportedError(f"{found[0]} has a backward of its own, which a captured graph would lose")
 
 
-def distinct(model: nn.Module, args: Any) -> Any:
+def distinct(model: nn.Module, args: object) -> Any:
     """Inputs of which each is a tensor object of its own: one that comes twice, or that is a weight, would
     be taken for the other in every call."""
     seen = {id(t) for t in (*model.parameters(), *model.buffers())}
 
-    def own(value: Any) -> Any:
+    def own(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in seen:
@@ -179,7 +179,7 @@ def distinct(model: nn.Module, args: Any) -> Any:
 def _is_functional(graph: fx.Graph) -> bool:
     """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
 
-    def stays(target: Any) -> bool:
+    def stays(target: object) -> bool:
         if not isinstance(target, _torch.OpOverload) or target._schema.is_mutable:
             return False
         return not is_composite(target) or stays_whole(target)

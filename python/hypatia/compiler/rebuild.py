@@ -11,26 +11,32 @@ import contextlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from .. import kernels
-from .._torch import (
-    OpOverload,
-    detect_fake_mode,
-    disable_current_modes,
-    enable_python_dispatcher,
-    make_graph_module,
-)
+from .. import _torch, kernels
+from .._torch import OpOverload
+from ..capture.arguments import Arg, Terms
 from ..capture.fake_tensors import fakes_of
 from ..capture.layout import check_same_type
 from ..capture.records import Captured, by_schema, function_of, path_of, resolve, target_name, terms, value_of
 from ..errors import UnsupportedError
 from ..execute.folding import FoldedWeights
-from .emission import body_of, closure, faked, has_open_sizes, needed_by, reads_of
+from .emission import (
+    Emission,
+    Emitted,
+    body_of,
+    closure,
+    faked,
+    has_open_sizes,
+    needed_by,
+    open_sizes,
+    operands_of,
+    reads_of,
+)
 from .relayout import Aliases, like_eager, rows_like_eager
 
 
@@ -43,34 +49,21 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(
-    gm: fx.GraphModule, captured: Captured, emission: dict[str, Any], disabled_kernels: Collection[str] = ()
+    gm: fx.GraphModule, captured: Captured, emission: Emission, disabled_kernels: Collection[str] = ()
 ) -> Rebuilt:
     """The graph of an emission, with the parameters, names and metadata of the original."""
     # Runs on fake tensors are no work of the user's: a mode that counts or logs ops does not see them.
-    with disable_current_modes():
+    with _torch.disable_current_modes():
         rebuilt = _Rebuilder(gm, captured, disabled_kernels).build(emission)
     known = set(captured.hints)
-    if known and not known <= _open_sizes(gm):
+    if known and not known <= open_sizes(gm):
         raise UnsupportedError("a size that is open was fixed when the graph was rebuilt")
     return rebuilt
 
 
-def _open_sizes(gm: fx.GraphModule) -> set[str]:
-    """Names of the symbols in the sizes of a graph's inputs and values."""
-    found: set[str] = set()
-    for node in gm.graph.nodes:
-        value = value_of(node)
-        for v in value if isinstance(value, (list, tuple)) else [value]:
-            sizes = v.shape if isinstance(v, torch.Tensor) else [v]
-            found.update(
-                str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols
-            )
-    return found
-
-
-def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: dict[str, Any]) -> fx.GraphModule:
+def rebuild_values(gm: fx.GraphModule, captured: Captured, emission: Emission) -> fx.GraphModule:
     """A graph of the values of an emission as they are, computed without kernels of ours."""
-    with disable_current_modes():
+    with _torch.disable_current_modes():
         return _Rebuilder(gm, captured, kernels.names()).build_values(emission)
 
 
@@ -90,10 +83,10 @@ class _Rebuilder:
         self.copies: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[str, fx.Node] = {}
         values = [value_of(n) for n in self.old]
-        self.fake_mode = detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
-        self.dispatcher = enable_python_dispatcher if captured.hints else contextlib.nullcontext
+        self.fake_mode = _torch.detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
+        self.dispatcher = _torch.enable_python_dispatcher if captured.hints else contextlib.nullcontext
 
-    def build(self, emission: dict[str, Any]) -> Rebuilt:
+    def build(self, emission: Emission) -> Rebuilt:
         for node in self.old:
             if node.op == "placeholder":
                 self._copied(node, {})
@@ -108,11 +101,11 @@ class _Rebuilder:
         out = self.graph.output(output[0])
         out.meta = dict(self.captured.output.meta)
         self._changes_last(out)
-        root = make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
+        root = _torch.make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
         return Rebuilt(root, {nodes[i]["id"]: node.name for i, node in self.env.items()})
 
-    def build_values(self, emission: dict[str, Any]) -> fx.GraphModule:
+    def build_values(self, emission: Emission) -> fx.GraphModule:
         for node in self.old:
             if node.op == "placeholder":
                 self._copied(node, {})
@@ -127,8 +120,8 @@ class _Rebuilder:
             if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
                 out.prepend(node)
 
-    def _attributes(self) -> dict[str, Any]:
-        attributes: dict[str, Any] = dict(self.modules)
+    def _attributes(self) -> dict[str, object]:
+        attributes: dict[str, object] = dict(self.modules)
         for node in self.graph.nodes:
             if node.op in ("get_attr", "call_module") and node.target not in attributes:
                 attributes[node.target] = operator.attrgetter(node.target)(self.gm)
@@ -159,7 +152,7 @@ class _Rebuilder:
         if isinstance(value, torch.SymInt):
             self.symbols.setdefault(str(value.node.expr), node)
 
-    def _node(self, item: dict[str, Any], env: dict[int, fx.Node]) -> fx.Node:
+    def _node(self, item: Emitted, env: dict[int, fx.Node]) -> fx.Node:
         kind = item["kind"]
         old = None if item["origin"] is None else self.old[item["origin"]]
         if kind == "input":
@@ -168,53 +161,56 @@ class _Rebuilder:
             return known if known is not None else self._copied(old, {})
         if kind == "copy":
             assert old is not None
-            return self._copied_call(old, [env[a["node"]] for a in item["args"]])
+            return self._copied_call(old, [env[i] for i in operands_of(item)])
         if kind == "call":
             return self._call(item, old, env)
         return self._fused(item, old, env)
 
-    def _call(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
+    def _call(self, item: Emitted, old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
         target = resolve(item["target"])
         values = [self._argument(a, env) for a in item["args"]]
         same = None
         if old is not None and old.op == "call_function" and target_name(old.target) == item["target"]:
             same = old
         if item["keeps_layout"]:
+            assert isinstance(target, OpOverload)
             values = rows_like_eager(self, target, values, same)
         args, kwargs = by_schema(target, values)
         node = self.graph.call_function(target, args, kwargs)
         name = same.name if same is not None else item["op"].replace("-", "_")
         return self._finish(node, old, name)
 
-    def _fused(self, item: dict[str, Any], old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
+    def _fused(self, item: Emitted, old: fx.Node | None, env: dict[int, fx.Node]) -> fx.Node:
         family = item["op"].replace("-", "_")
         name = f"{family}_{self.counts[family]}"
         self.counts[family] += 1
-        key = json.dumps(item["body"])
-        if has_open_sizes(item["body"]):
-            return self._inlined(item, env)
+        operands = [env[i] for i in operands_of(item)]
+        emitted = item["body"]
+        assert emitted is not None
+        if has_open_sizes(emitted):
+            return self._inlined(emitted, operands)
+        key = json.dumps(emitted)
         if key not in self.bodies:
-            self.bodies[key] = body_of(item["body"], family, self._constant)
+            self.bodies[key] = body_of(emitted, family, self._constant)
         body = self.bodies[key]
-        operands = [value_of(env[a["node"]]) for a in item["args"]]
-        kernel = kernels.find(item["op"], operands, self.disabled_kernels)
+        kernel = kernels.find(item["op"], [value_of(n) for n in operands], self.disabled_kernels)
         self.modules[name] = body if kernel is None else kernels.FusedCall(body, kernel)
-        node = self.graph.call_module(name, tuple(env[a["node"]] for a in item["args"]))
+        node = self.graph.call_module(name, tuple(operands))
         return self._finish(node, old, name)
 
-    def _inlined(self, item: dict[str, Any], env: dict[int, fx.Node]) -> fx.Node:
+    def _inlined(self, body: Emission, operands: list[fx.Node]) -> fx.Node:
         """A fused op as its parts: sizes that are left open are values of the graph around it."""
         inside: dict[int, fx.Node] = {}
-        operands = [env[a["node"]] for a in item["args"]]
-        for number, part in enumerate(item["body"]["nodes"]):
+        for number, part in enumerate(body["nodes"]):
             if part["kind"] == "input":
+                assert part["origin"] is not None
                 inside[number] = operands[part["origin"]]
                 continue
             target = resolve(part["target"])
             args, kwargs = by_schema(target, [self._argument(a, inside) for a in part["args"]])
             node = self.graph.call_function(target, args, kwargs)
             inside[number] = self._finish(node, None, part["op"].replace("-", "_"))
-        return inside[item["body"]["outputs"][0]]
+        return inside[body["outputs"][0]]
 
     def _finish(self, node: fx.Node, old: fx.Node | None, name: str) -> fx.Node:
         """Name, metadata and a value from running the node on fake tensors."""
@@ -231,7 +227,7 @@ class _Rebuilder:
         self._note_symbols(node)
         return node
 
-    def _run_fake(self, node: fx.Node) -> Any:
+    def _run_fake(self, node: fx.Node) -> object:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         called = self.modules[path_of(node)] if node.op == "call_module" else None
         function = function_of(node) if called is None else called
@@ -258,28 +254,29 @@ class _Rebuilder:
         """A size as an argument."""
         return value if isinstance(value, int) else self._symbolic(terms(value.node.expr))
 
-    def _argument(self, arg: Any, env: dict[int, fx.Node]) -> Any:
+    def _argument(self, arg: Arg, env: dict[int, fx.Node]) -> object:
         if isinstance(arg, dict) and "node" in arg:
             return env[arg["node"]]
         if isinstance(arg, dict) and "list" in arg:
             return [self._argument(a, env) for a in arg["list"]]
         return self._constant(arg)
 
-    def _constant(self, arg: Any) -> Any:
+    def _constant(self, arg: Arg) -> object:
         if arg == "none":
             return None
-        ((kind, value),) = arg.items()
-        if kind == "float":
-            return float(value)
-        if kind == "dtype":
-            return getattr(torch, value)
-        if kind == "int":
-            return value if isinstance(value, int) else self._symbolic(value)
-        if kind == "list":
-            return [self._constant(a) for a in value]
+        assert isinstance(arg, dict)
+        if "float" in arg:
+            return float(arg["float"])
+        if "dtype" in arg:
+            return getattr(torch, arg["dtype"])
+        if "int" in arg:
+            return arg["int"] if isinstance(arg["int"], int) else self._symbolic(arg["int"])
+        if "list" in arg:
+            return [self._constant(a) for a in arg["list"]]
+        ((_, value),) = arg.items()
         return value
 
-    def _symbolic(self, sizes: list[Any]) -> fx.Node | int:
+    def _symbolic(self, sizes: Terms) -> fx.Node | int:
         """A node for a sum of products of symbols."""
         total: fx.Node | int | None = None
         for coefficient, atoms in sizes:
@@ -290,7 +287,7 @@ class _Rebuilder:
             total = product if total is None else self._arithmetic(operator.add, total, product)
         return 0 if total is None else total
 
-    def _arithmetic(self, op: Any, a: fx.Node | int, b: fx.Node | int) -> fx.Node:
+    def _arithmetic(self, op: Callable[..., object], a: fx.Node | int, b: fx.Node | int) -> fx.Node:
         node = self.graph.call_function(op, (a, b))
         node.meta["val"] = op(*(value_of(x) if isinstance(x, fx.Node) else x for x in (a, b)))
         return node
@@ -310,7 +307,7 @@ class _Rebuilder:
                     return symbol
         raise UnsupportedError(f"the size {atom} is not at hand where it is needed")
 
-    def _fold(self, nodes: list[dict[str, Any]], outputs: list[int]) -> set[int]:
+    def _fold(self, nodes: list[Emitted], outputs: list[int]) -> set[int]:
         """Puts nodes made of frozen weights into one module that remembers its results."""
         folded = {i for i, item in enumerate(nodes) if item["folded"]} - needed_by(nodes, outputs)
         if not folded:

@@ -29,14 +29,14 @@ class Builder(Protocol):
     graph: fx.Graph
     old: list[fx.Node]
 
-    def helper(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+    def helper(self, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
         """A new node that no captured one stands for."""
 
     def size(self, value: int | torch.SymInt) -> fx.Node | int:
         """A size as an argument."""
 
 
-def like_eager(build: Builder, node: fx.Node, want: Any) -> fx.Node:
+def like_eager(build: Builder, node: fx.Node, want: object) -> fx.Node:
     """The node, or a copy of it with the strides that eager's value has."""
     have = value_of(node)
     if not isinstance(want, torch.Tensor) or same_strides(have, want):
@@ -85,7 +85,9 @@ def _spread(build: Builder, node: fx.Node, want: torch.Tensor) -> fx.Node:
     return build.helper(aten.permute.default, whole, [order.index(i) for i in range(rank)])
 
 
-def rows_like_eager(build: Builder, target: OpOverload, values: list[Any], old: fx.Node | None) -> list[Any]:
+def rows_like_eager(
+    build: Builder, target: OpOverload, values: list[object], old: fx.Node | None
+) -> list[object]:
     """Operands of a call whose kernel torch chose by how eager's lay: in that order of dimensions; where
     that is not known, with rows without gaps."""
 
@@ -118,7 +120,7 @@ class Aliases:
         self.pairs = pairs
         """Results as they were captured and as they are now."""
         self.inputs = {storage_of(n) for n in build.old if n.op in ("placeholder", "get_attr")} - {None}
-        self.seen: dict[Any, Any] = {}
+        self.seen: dict[int | None, int | None] = {}
 
     def results(self) -> list[fx.Node]:
         """The nodes to return."""
@@ -167,7 +169,7 @@ class Aliases:
         sizes = [[self.build.size(n) for n in part] for part in (want.shape, want.stride())]
         return self.build.helper(aten.as_strided.default, base, *sizes, self.build.size(offset))
 
-    def _folded(self) -> set[Any]:
+    def _folded(self) -> set[int | None]:
         return {storage_of(n) for n in self.build.graph.nodes if n.meta.get("folded")} - {None}
 
 

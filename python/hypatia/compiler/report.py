@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from typing import Any
+from typing import TypedDict
 
 from torch import fx
 
@@ -16,6 +16,65 @@ from ..compiler.comparison import Result
 from ..execute import plans
 from ..kernels import FusedCall
 from .program_cache import Optimization
+
+
+class RuleUse(TypedDict):
+    """A rule of a proof, and how many times it is used."""
+
+    rule: str
+    law: str
+    numerics: str
+    times: int
+
+
+class ProofStep(TypedDict):
+    """A step of a proof: a rule, and the programs before and after it as text."""
+
+    rule: str
+    forward: bool
+    before: str
+    after: str
+
+
+class GraphData(TypedDict):
+    """Costs, rules, sizes and times of a search, as plain data."""
+
+    kind: str
+    target: str
+    cost_before: float
+    cost_after: float
+    lower_bound: float
+    gap: float
+    method: str
+    ops_before: dict[str, int]
+    ops_after: dict[str, int]
+    opaque: dict[str, int]
+    rules: list[RuleUse]
+    steps: int
+    nodes: int
+    classes: int
+    limited: bool
+    times: dict[str, float]
+
+
+class RemovedData(TypedDict):
+    """A part that was rolled back, as plain data."""
+
+    kind: str
+    name: str
+    message: str
+
+
+class CheckData(TypedDict):
+    """What verifying a first call showed, as plain data."""
+
+    mode: str
+    status: str
+    equal: int
+    results: list[dict[str, float | str | bool]]
+    removed: list[RemovedData]
+    notes: list[str]
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +118,17 @@ class Check:
     seconds: float
     """What the check added to the call."""
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> CheckData:
         """The same as plain data."""
-        return dataclasses.asdict(self)
+        return {
+            "mode": self.mode,
+            "status": self.status,
+            "equal": self.equal,
+            "results": [dataclasses.asdict(r) for r in self.results],
+            "removed": [{"kind": r.kind, "name": r.name, "message": r.message} for r in self.removed],
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
 
     def __str__(self) -> str:
         total = self.equal + len(self.results)
@@ -101,11 +168,11 @@ class GraphReport:
         self.optimization = optimization
 
     @functools.cached_property
-    def graphs(self) -> dict[str, list[dict[str, Any]]]:
+    def graphs(self) -> dict[str, list[source_names.DrawnNode]]:
         """The programs before and after as nodes: op, name, inputs, type, cost, kind, and what the model
         calls them: its name of an input or a weight, the module and the line that compute a value."""
         captured = [n for n in self.before.nodes if n.op != "output"]
-        drawn = json.loads(self.optimization.graphs())
+        drawn: dict[str, list[source_names.DrawnNode]] = json.loads(self.optimization.graphs())
         source_names.told(drawn, captured, self.inputs)
         return drawn
 
@@ -128,12 +195,13 @@ class GraphReport:
         return laws[0] if kind == "rule" and laws else ""
 
     @functools.cached_property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> GraphData:
         """Costs, rules, sizes and times, as plain data."""
-        return {"kind": self.kind, **json.loads(self.optimization.report())}
+        data: GraphData = json.loads(self.optimization.report())
+        return {"kind": self.kind, **data}
 
     @functools.cached_property
-    def proof(self) -> list[dict[str, Any]]:
+    def proof(self) -> list[ProofStep]:
         """The steps from the program in to the program out."""
         return json.loads(self.optimization.steps())
 
@@ -147,11 +215,11 @@ class GraphReport:
         """Names of the fused nodes."""
         return [n.name for n in self.after.nodes if n.op == "call_module" and n.name.startswith("fused_")]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphReport:
+    def __deepcopy__(self, memo: dict[int, object]) -> GraphReport:
         """A report does not change: copies of a graph share it."""
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """What can be written down; the search itself and the graphs stay behind."""
         kept = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
         made = ("data", "proof", "programs", "fused", "graphs")

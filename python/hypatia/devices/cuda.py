@@ -54,16 +54,16 @@ class Product:
             **options,
         )
 
-    def tune(self) -> dict[str, Any]:
+    def tune(self) -> dict[str, object]:
         """The trials and the best algorithm, which is used from now on."""
         scratch = self._empty(self.gemm.scratch_bytes)
-        found: dict[str, Any] = json.loads(
+        found: dict[str, object] = json.loads(
             self.gemm.tune(self._stream(), scratch.data_ptr(), scratch.numel())
         )
         self._workspace = self._empty(self.gemm.workspace)
         return found
 
-    def use(self, tuned: dict[str, Any]) -> None:
+    def use(self, tuned: dict[str, object]) -> None:
         """Takes an algorithm that was found before."""
         self.gemm.use(json.dumps(tuned))
         self._workspace = self._empty(self.gemm.workspace)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ def cpu_name() -> str:
     return cpu_fields().get("model name") or platform.processor() or platform.machine()
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """Versions, processor, GPU and load."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {

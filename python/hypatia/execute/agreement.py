@@ -27,7 +27,10 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def agree_at_new_sizes(
-    results: Sequence[Any], expected: Sequence[Any], args: Sequence[Any], run: Callable[[list[Any]], Any]
+    results: Sequence[Any],
+    expected: Sequence[Any],
+    args: Sequence[Any],
+    run: Callable[[list[object]], object],
 ) -> bool:
     """Whether a plan's results are those of torch's ops, which `run` runs."""
     pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]
@@ -63,7 +66,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> fl
     return apart / (max(scale, least, 1e-30) * ULPS * torch.finfo(ours.dtype).eps)
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 

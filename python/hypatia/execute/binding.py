@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .. import _native, _torch, store
 from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
 from .cuda_graph import Recorded
+from .described import Described, described
 from .folding import folded_bytes, watch
 from .outputs import Finish
 from .plans import Planner
@@ -30,7 +31,8 @@ _native.borrow_threads(str(torch_calls.LIBTORCH))
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 
-Bound = tuple[Any, Finish]
+Plan = _native.BoundPlan | _native.BoundCudaPlan | Recorded
+Bound = tuple[Plan, Finish]
 """A bound plan, and what makes results of what it returns."""
 
 
@@ -43,48 +45,48 @@ class Binding:
         self.device = planner.device
         self.refusal = ""
         """Why nothing was bound when it was asked last, as far as that is known."""
-        self.only: Callable[..., Any] | None = None
+        self.only: Callable[..., object] | None = None
         """The plan of a training step, which has no constants and no other sizes."""
         self.bound: dict[tuple[int, ...], Bound] = {}
         """Plans by sizes."""
         self._without = list(without)
         """Kinds of linear layers that are not used."""
         self._weights: list[int] = []
-        self._alive: list[Any] = []
+        self._alive: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[torch.Tensor] = []
         self._tf32: bool | None = None
-        self._describe(json.loads(planner.at(planner.hints).describe()))
+        self._describe(described(planner.at(planner.hints)))
         self.lead: Callable[[], int] = torch.get_num_threads
         """What a plan is given first: the number of threads, or the stream."""
         if self.device.type == "cuda":
             self.lead = functools.partial(_torch.cuda_stream, self.device.index or 0)
 
-    def _describe(self, described: dict[str, Any]) -> None:
+    def _describe(self, about: Described) -> None:
         names = self.planner.names
         nodes = {n.name: n for n in self.gm.graph.nodes}
         position = {n: i for i, n in enumerate(self.gm.graph.find_nodes(op="placeholder"))}
         self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
-        sources = {n for i in described["constants"] for n in _sources(self._node[i])}
-        self.steps: list[str] = described["steps"]
-        self.calls = len(described["calls"])
+        sources = {n for i in about["constants"] for n in _sources(self._node[i])}
+        self.steps = about["steps"]
+        self.calls = len(about["calls"])
         self.arity = len(position)
-        self.inputs = [position[nodes[names[i]]] for i in described["inputs"]]
+        self.inputs = [position[nodes[names[i]]] for i in about["inputs"]]
         self.weights = sorted(position[n] for n in sources if n in position)
         self.attributes = sorted({path_of(n) for n in sources if n.op == "get_attr"})
-        self.finish = Finish(self.gm, described, self.planner.plain)
+        self.finish = Finish(self.gm, about, self.planner.plain)
         """Makes results of a training step."""
         self.keeps: dict[int, int] = {}
         """Results beside which the mask of a ReLU can be kept, and the plan's outputs that they are."""
         if self.planner.saved:
-            self.keeps = {p: o for o in described["keeps"] for p in self.finish.places(o)}
-        self.masks = {self.inputs[i]: i for i in described["masks"]}
+            self.keeps = {p: o for o in about["keeps"] for p in self.finish.places(o)}
+        self.masks = {self.inputs[i]: i for i in about["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
 
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
         return self._tf32 is None or self._tf32 == _torch.cublas_allows_tf32()
 
-    def known(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
+    def known(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         """The plan for these sizes, if it is bound to these weights."""
         found = self.bound.get(sizes)
         if found is None or self.planner.saved:
@@ -126,44 +128,46 @@ class Binding:
     ) -> Bound | None:
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
-        described = json.loads(plan.describe())
-        nodes = [self._node[i] for i in described["constants"]]
+        about = described(plan)
+        nodes = [self._node[i] for i in about["constants"]]
         with torch.inference_mode(False), torch.no_grad():
             constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 self.refusal = "the model was converted since it was compiled"
                 return None
             _open_tuning(store.tuning_folder())
-            bound = self._bound_plan(plan, described, constants, watched)
-            if self.device.type == "cuda" and not bound.is_native() and not self.planner.saved:
+            bound: Plan = self._bound_plan(plan, about, constants, watched)
+            if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and not self.planner.saved:
                 bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
-        return bound, Finish(self.gm, described, self.planner.plain)
+        return bound, Finish(self.gm, about, self.planner.plain)
 
-    def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Any:
+    def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:
         """Another plan of the graph, without constants; so many last outputs follow the results."""
-        return self._bound_plan(plan, json.loads(plan.describe()), [], [], more)
+        return self._bound_plan(plan, described(plan), [], [], more)
 
     def _bound_plan(
         self,
         plan: _native.NativePlan,
-        described: dict[str, Any],
+        about: Described,
         constants: list[torch.Tensor],
         watched: list[torch.Tensor],
         more: int = 0,
-    ) -> Any:
+    ) -> _native.BoundPlan | _native.BoundCudaPlan:
         libtorch = str(torch_calls.LIBTORCH)
-        made = self.planner.calls(described["calls"])
+        made = self.planner.calls(about["calls"])
         most = self.planner.most
         room = None if most is None else max(0, most - folded_bytes(self.gm))
         like, _ = next(reversed(self.bound.values()), (None, None))
         if self.device.type != "cuda":
             threads = torch.get_num_threads()
-            return plan.bind(constants, watched, made, libtorch, threads, room, self._without, like)
+            alike = like if isinstance(like, _native.BoundPlan) else None
+            return plan.bind(constants, watched, made, libtorch, threads, room, self._without, alike)
         self._tf32 = _torch.cublas_allows_tf32()
         returns = None
         if self.planner.saved:
             outputs = plan.outputs()
             returns = [*self.finish.returns, *range(outputs - more, outputs)]
+        shared = like.bound if isinstance(like, Recorded) else like
         return _native.BoundCudaPlan(
             plan,
             constants,
@@ -176,10 +180,10 @@ class Binding:
             returns,
             self.planner.split,
             room,
-            like.bound if isinstance(like, Recorded) else like,
+            shared if isinstance(shared, _native.BoundCudaPlan) else None,
         )
 
-    def _recorded(self, bound: Any, inputs: tuple[torch.Tensor, ...]) -> Any:
+    def _recorded(self, bound: _native.BoundCudaPlan, inputs: tuple[torch.Tensor, ...]) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
         try:
@@ -214,10 +218,10 @@ class Binding:
         return next(iter(self.bound.values()))[0].kinds() if self.bound else []
 
 
-def _arranging(bound: Any, finish: Finish) -> Callable[..., Any]:
+def _arranging(bound: Plan, finish: Finish) -> Callable[..., Any]:
     """A plan that returns its outputs, as one that returns what results are made of."""
 
-    def run(lead: int, *inputs: torch.Tensor) -> list[Any] | None:
+    def run(lead: int, *inputs: torch.Tensor) -> list[object] | None:
         outputs = bound(lead, *inputs)
         return None if outputs is None else finish.arranged(outputs, inputs)
 

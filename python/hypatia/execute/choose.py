@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from .native import NativeGraph
 from .timing import in_turns
@@ -31,7 +30,7 @@ PAUSES = (0.02, 0.1)
 SECONDS = 0.05
 """How long forms are timed."""
 
-Forms = Mapping[str, Callable[[], Any]]
+Forms = Mapping[str, Callable[[], object]]
 
 
 def timed(forms: Forms, *, gpu: bool) -> dict[str, float]:
@@ -40,13 +39,13 @@ def timed(forms: Forms, *, gpu: bool) -> dict[str, float]:
 
 
 def keep_fastest(
-    native: NativeGraph, args: Sequence[Any], eager: Callable[[], Any] | None = None
+    native: NativeGraph, args: Sequence[object], eager: Callable[[], object] | None = None
 ) -> dict[str, float]:
     """Times the plan, the graph and what eager does in turn, keeps the fastest; seconds of each.
 
     A plan that does not run on these arguments is not kept, and has no time.
     """
-    forms: dict[str, Callable[[], Any]] = {}
+    forms: dict[str, Callable[[], object]] = {}
     other = None
     gpu = native.binding.device.type == "cuda"
     native.native = True
@@ -94,7 +93,7 @@ def _others(times: Mapping[str, float]) -> float:
     return min((taken for name, taken in times.items() if not name.endswith("plan")), default=math.inf)
 
 
-def _plainer(native: NativeGraph, args: Sequence[Any]) -> NativeGraph | None:
+def _plainer(native: NativeGraph, args: Sequence[object]) -> NativeGraph | None:
     """The same without kernels whose speed depends on what else runs on a core, if it has some."""
     if not SPLIT & set(native.binding.kinds) or native.binding.bytes[1] > PLAINER:
         return None

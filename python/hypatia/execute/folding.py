@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx, nn
@@ -38,13 +38,17 @@ def watch(holder: _Forgetful, weights: Iterable[torch.Tensor]) -> list[weakref.r
     place = weakref.ref(holder)
     finalizing = sys.is_finalizing
 
-    def gone(_: Any) -> None:
+    def gone(_: object) -> None:
         # At the end of the process modules are taken apart, and there is nothing left to save.
         known = None if finalizing() else place()
         if known is not None:
             known.forget()
 
     return [weakref.ref(w, gone) for w in weights]
+
+
+_Source = tuple[weakref.ref[torch.Tensor], tuple[int, int, int], torch.Tensor]
+"""A weight, the state that it was in, and its memory."""
 
 
 class FoldedWeights(nn.Module):
@@ -58,7 +62,7 @@ class FoldedWeights(nn.Module):
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__()
         self.body = body
-        self._states: list[tuple[list[Any], tuple[torch.Tensor, ...]]] = []
+        self._states: list[tuple[list[_Source], tuple[torch.Tensor, ...]]] = []
 
     def forward(self, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The folded weights."""
@@ -89,14 +93,15 @@ class FoldedWeights(nn.Module):
         """Memory that the folded weights hold beyond their sources."""
         seen = {}
         for state, folded in self._states:
-            known = {ref().untyped_storage().data_ptr() for ref, _, _ in state if ref() is not None}
+            sources = [source for ref, _, _ in state if (source := ref()) is not None]
+            known = {source.untyped_storage().data_ptr() for source in sources}
             for t in folded:
                 storage = t.untyped_storage()
                 if storage.data_ptr() not in known:
                     seen[storage.data_ptr()] = storage.nbytes()
         return sum(seen.values())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()
         state["_states"] = []
         return state

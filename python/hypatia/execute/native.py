@@ -38,7 +38,7 @@ class NativeGraph:
         self,
         gm: fx.GraphModule,
         planner: Planner,
-        graph: Callable[[list[Any]], Any],
+        graph: Callable[[list[object]], object],
         without: Sequence[str] = (),
     ) -> None:
         self.gm = gm
@@ -65,13 +65,13 @@ class NativeGraph:
                 return results
         return self.fallback(args)
 
-    def direct(self, args: Sequence[Any]) -> Sequence[Any] | None:
+    def direct(self, args: Sequence[Any]) -> Sequence[object] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
         if not self.native or _dispatch_modes() or _any_autocast():
             return None
         return self.run(args)
 
-    def run(self, args: Sequence[Any]) -> Sequence[Any] | None:
+    def run(self, args: Sequence[Any]) -> Sequence[object] | None:
         """The results of the plan; none if it is not for these arguments."""
         binding = self.binding
         if len(args) != binding.arity:
@@ -102,8 +102,8 @@ class NativeGraph:
             return self._failed(error, args)
 
     def _first_run(
-        self, args: Sequence[Any], sizes: tuple[int, ...], inputs: Sequence[Any]
-    ) -> Sequence[Any] | None:
+        self, args: Sequence[object], sizes: tuple[int, ...], inputs: Sequence[Any]
+    ) -> Sequence[object] | None:
         """The results of a plan that is bound only now."""
         binding = self.binding
         if sizes in self._slower or not self._within(sizes):
@@ -151,8 +151,8 @@ class NativeGraph:
             return None
 
     def _settle_sizes(
-        self, args: Sequence[Any], sizes: tuple[int, ...], results: Sequence[Any]
-    ) -> Sequence[Any] | None:
+        self, args: Sequence[object], sizes: tuple[int, ...], results: Sequence[object]
+    ) -> Sequence[object] | None:
         """The first call at other sizes than those that were verified: torch's ops are asked too."""
         expected = pytree.tree_leaves(self.fallback(list(args)))
         if not agree_at_new_sizes(results, expected, args, self.fallback):
@@ -167,7 +167,7 @@ class NativeGraph:
             self.binding.bound.pop(sizes, None)
         return results
 
-    def _failed(self, error: Exception, args: Sequence[Any]) -> Any:
+    def _failed(self, error: Exception, args: Sequence[object]) -> Any:
         """A step failed: torch's ops do the same and say why, or do better. The plan is for these arguments,
         or no step would have run, and so is the fallback."""
         try:

@@ -8,19 +8,23 @@ from typing import Any
 from torch import fx
 
 from .._torch import pytree
+from .described import Described
+
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides, and elements before the first."""
 
 
 class Finish:
     """The results of a graph, from inputs and outputs of its plan."""
 
-    def __init__(self, gm: fx.GraphModule, described: dict[str, Any], plain: int | None) -> None:
+    def __init__(self, gm: fx.GraphModule, described: Described, plain: int | None) -> None:
         """``plain`` is the planner's: so many first results of a training step are not kept for later."""
         (output,) = gm.graph.find_nodes(op="output")
         gradients = any(n.name.startswith("tangents") for n in gm.graph.find_nodes(op="placeholder"))
-        known: dict[tuple[Any, ...], int] = {}
+        known: dict[tuple[int, View], int] = {}
         sources: list[int] = []
         self._plain = plain or 0
-        self._views: dict[int, tuple[tuple[Any, ...], bool]] = {}
+        self._views: dict[int, tuple[View, bool]] = {}
         """Results that are seen otherwise than they are returned: how, and whether as a copy."""
         results = iter(described["results"])
         leaves = pytree.arg_tree_leaves(*output.args)
@@ -49,7 +53,7 @@ class Finish:
         self.plain = self._as_returned and self.returns == list(range(len(self.returns)))
         """The outputs are the results."""
 
-    def arranged(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def arranged(self, outputs: Sequence[object], inputs: Sequence[object]) -> list[object]:
         """What results are made of, in their order."""
         return [None if i is None else outputs[i] if i >= 0 else inputs[~i] for i in self.returns]
 
@@ -57,7 +61,7 @@ class Finish:
         """Which results an output of the plan is."""
         return [p for p, source in enumerate(self.returns) if source == output and p not in self._views]
 
-    def results(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+    def results(self, outputs: Sequence[object], inputs: Sequence[object]) -> Sequence[object]:
         """Results in the order of the graph."""
         return outputs if self.plain else self.seen(self.arranged(outputs, inputs))
 

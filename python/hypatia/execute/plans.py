@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -12,13 +12,22 @@ from torch import fx
 from .. import _native
 from .._torch import pytree
 from ..capture import graph_layouts
+from ..capture.arguments import Arg
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
 from ..options import Options
 from . import torch_calls
+from .described import TorchCall, described
 
 KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
+
+
+class Program(Protocol):
+    """An optimized program."""
+
+    def plan(self, wish: str) -> _native.NativePlan:
+        """The program as a native plan for what is asked, as JSON."""
 
 
 class Planner:
@@ -28,7 +37,7 @@ class Planner:
         self,
         gm: fx.GraphModule,
         names: Mapping[int, str],
-        optimization: Any,
+        optimization: Program,
         captured: Captured,
         options: Options,
         plain: int | None = None,
@@ -66,11 +75,13 @@ class Planner:
         """The plan for these values of the symbols."""
         return self._first if sizes == self.hints else self._plan(sizes)
 
-    def calls(self, described: Sequence[dict[str, Any]]) -> list[str | Callable[..., None]]:
+    def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
         return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
 
-    def _call(self, described: dict[str, Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    def _call(
+        self, described: TorchCall
+    ) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
         operands = [
             o if o == "attr" else torch_calls.Read(o["tensor"]) if "tensor" in o else o["int"]
             for o in described["operands"]
@@ -85,7 +96,7 @@ class Planner:
 def planner_of(
     gm: fx.GraphModule,
     names: Mapping[int, str],
-    optimization: Any,
+    optimization: Program,
     captured: Captured,
     options: Options,
     plain: int | None = None,
@@ -102,17 +113,17 @@ def planner_of(
         return "a result is no plain tensor"
     try:
         planner = Planner(gm, names, optimization, captured, options, plain)
-        described = json.loads(planner.at(captured.hints).describe())
+        about = described(planner.at(captured.hints))
     except _native.HypatiaError as e:
         return str(e).removeprefix("no native plan: ")
     if plain is not None and planner.symbols:
         return "a training step with open sizes"
     given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(names[i] for i in described["inputs"]):
+    if not given.issuperset(names[i] for i in about["inputs"]):
         return "a tensor that is part of the graph"
-    if plain is not None and any(result["given"] for result in described["results"][:plain]):
+    if plain is not None and any(result["given"] for result in about["results"][:plain]):
         return "a result is a view of an input, of which autograd has to know"
-    if len(described["calls"]) == len(described["steps"]):
+    if len(about["calls"]) == len(about["steps"]):
         return "no step has a kernel"
     return planner
 
@@ -131,17 +142,18 @@ def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None
     return [(symbol, *place) for symbol, place in found.items()]
 
 
-def _given(arg: Any, operands: Sequence[Any]) -> Any:
+def _given(arg: Arg, operands: Sequence[object]) -> object:
     """An argument of the compiler's own form as torch takes it."""
     if arg == "none":
         return None
-    ((kind, value),) = arg.items()
-    if kind == "node":
-        return operands[value]
-    if kind == "float":
-        return float(value)
-    if kind == "dtype":
-        return getattr(torch, value)
-    if kind == "list":
-        return [_given(a, operands) for a in value]
+    assert isinstance(arg, dict)
+    if "node" in arg:
+        return operands[arg["node"]]
+    if "float" in arg:
+        return float(arg["float"])
+    if "dtype" in arg:
+        return getattr(torch, arg["dtype"])
+    if "list" in arg:
+        return [_given(a, operands) for a in arg["list"]]
+    ((_, value),) = arg.items()
     return value

@@ -7,7 +7,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ instead: Callable[[Sequence[str]], dict[str, float]] | None = None
 on what else a machine does."""
 
 
-def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: bool) -> dict[str, float]:
+def in_turns(forms: Mapping[str, Callable[[], object]], seconds: float, *, gpu: bool) -> dict[str, float]:
     """What a call usually takes in each form, in turns.
 
     The form "graph" has the rewrites of the form "plan": where "eager" takes twice as long as the plan, the
@@ -64,7 +63,7 @@ def in_turns(forms: Mapping[str, Callable[[], Any]], seconds: float, *, gpu: boo
 
 
 def in_few_turns(
-    forms: Mapping[str, Callable[[], Any]],
+    forms: Mapping[str, Callable[[], object]],
     turns: tuple[int, int],
     seconds: float,
     wait: Callable[[], None] = lambda: None,
@@ -87,7 +86,7 @@ def in_few_turns(
     return {name: statistics.median(times[1:] or times) for name, times in taken.items()}
 
 
-def _turn(form: Callable[[], Any]) -> list[float]:
+def _turn(form: Callable[[], object]) -> list[float]:
     """Seconds of calls in a row, when the threads that they need are awake."""
     start = time.perf_counter()
     while time.perf_counter() - start < WAKE:
@@ -99,7 +98,7 @@ def _turn(form: Callable[[], Any]) -> list[float]:
     return taken
 
 
-def _taken(form: Callable[[], Any], wait: Callable[[], None] = lambda: None) -> float:
+def _taken(form: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
     before = time.perf_counter()
     form()
     wait()
@@ -112,7 +111,7 @@ def _is_twice_as_fast(times: Mapping[str, Sequence[float]]) -> bool:
     return 2 * statistics.median(times["plan"]) < statistics.median(times["eager"])
 
 
-def _runs(form: Callable[[], Any]) -> bool:
+def _runs(form: Callable[[], object]) -> bool:
     try:
         form()
     except Exception:

@@ -34,7 +34,7 @@ class _InexpressibleError(Exception):
 
 
 def call(
-    target: Any, args: Sequence[Any], kwargs: dict[str, Any], kept: Sequence[int] | None = None
+    target: object, args: Sequence[object], kwargs: dict[str, object], kept: Sequence[int] | None = None
 ) -> str | Callable[..., None]:
     """A call of a target on arguments among which are :class:`Read`s, for the runtime.
 
@@ -49,10 +49,10 @@ def call(
 
 
 def _python(
-    target: Any, args: Sequence[Any], kwargs: dict[str, Any], kept: Sequence[int] | None
+    target: Any, args: Sequence[object], kwargs: dict[str, object], kept: Sequence[int] | None
 ) -> Callable[..., None]:
     def run(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        def given(value: Any) -> Any:
+        def given(value: object) -> Any:
             if isinstance(value, Read):
                 return reads[value.index]
             if isinstance(value, (list, tuple)):
@@ -73,7 +73,7 @@ def _python(
     return run
 
 
-def _dispatched(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _dispatched(target: Any, args: Sequence[object], kwargs: dict[str, object]) -> dict[str, object]:
     if not isinstance(target, OpOverload) or not LIBTORCH.exists():
         raise _InexpressibleError
     schema = target._schema
@@ -113,7 +113,7 @@ def _writing(target: OpOverload) -> OpOverload | None:
     return None
 
 
-def _argument(value: Any, kind: Any, count: int | None) -> Any:
+def _argument(value: object, kind: Any, count: int | None) -> object:
     name = kind.kind()
     if name == "OptionalType":
         return "none" if value is None else {"some": _argument(value, kind.getElementType(), count)}
@@ -138,7 +138,7 @@ def _argument(value: Any, kind: Any, count: int | None) -> Any:
     raise _InexpressibleError
 
 
-def captured_call(node: fx.Node, operands: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def captured_call(node: fx.Node, operands: Sequence[Any]) -> tuple[Any, tuple[object, ...], dict[str, Any]]:
     """A captured call on other operands, in the order in which it reads them."""
     given = dict(zip(node.all_input_nodes, operands, strict=True))
     args, kwargs = fx.node.map_aggregate(

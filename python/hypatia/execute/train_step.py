@@ -21,7 +21,7 @@ from .cuda_graph import CudaGraph
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
 
-Forward = Callable[[list[torch.Tensor]], tuple[Tensors, Tensors, Any]]
+Forward = Callable[[list[torch.Tensor]], tuple[Tensors, Tensors, object]]
 """Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
 
 Backward = Callable[[Tensors, Any, list[torch.Tensor]], Gradients]
@@ -99,7 +99,7 @@ class RecordedStep:
             and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
         )
 
-    def forward(self, args: list[torch.Tensor]) -> tuple[Tensors, Tensors, Any]:
+    def forward(self, args: list[torch.Tensor]) -> tuple[Tensors, Tensors, object]:
         """Results, what autograd keeps, and the turn."""
         with self._lock:
             if self._free(args):
@@ -143,7 +143,7 @@ class RecordedStep:
 
 def _in_one_memory(results: Tensors) -> list[dict[int, torch.Tensor]]:
     """Results by their places, those together that share memory."""
-    groups: dict[Any, dict[int, torch.Tensor]] = {}
+    groups: dict[tuple[int, torch.dtype], dict[int, torch.Tensor]] = {}
     for i, result in enumerate(results):
         groups.setdefault((result.untyped_storage()._cdata, result.dtype), {})[i] = result
     return list(groups.values())

@@ -25,7 +25,7 @@ class TensorKind(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    layout: Any
+    layout: object
     """Strides, or the layout where there are none."""
 
 
@@ -38,7 +38,9 @@ class Signature(NamedTuple):
     """For each tensor the first one in the same memory; empty if none share any."""
 
 
-def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Signature | None]:
+def signature_of(
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], Signature | None]:
     """The leaves of a call and its signature; none if one of them is of a type that nothing is known of."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     try:
@@ -49,7 +51,7 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[A
     return leaves, signature
 
 
-def kind_of(leaf: Any) -> Any:
+def kind_of(leaf: object) -> Any:
     """What a compilation depends on.
 
     Raises:
@@ -66,12 +68,12 @@ def kind_of(leaf: Any) -> Any:
     raise TypeError(f"{type(leaf).__name__} is no type that calls are told apart by")
 
 
-def trained_kind(leaf: Any) -> Any:
+def trained_kind(leaf: object) -> object:
     """What the compilation of a training step depends on."""
     return (*kind_of(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
 
 
-def _shared(leaves: Sequence[Any]) -> tuple[int, ...]:
+def _shared(leaves: Sequence[object]) -> tuple[int, ...]:
     places = [
         leaf.untyped_storage().data_ptr()
         for leaf in leaves

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def computes_the_same(
-    captured: fx.GraphModule, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    captured: fx.GraphModule, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> bool:
     """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
     random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
@@ -49,10 +49,10 @@ class CompiledCall:
     def __init__(
         self,
         model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         signature: Signature,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         dims: dict[int, set[int]] | None = None,
         *,
         compiled: bool = True,
@@ -61,11 +61,11 @@ class CompiledCall:
         self.report: GraphReport | None = None
         self.positional = not kwargs and all(isinstance(a, torch.Tensor) for a in args)
         self.single = False
-        self.native: Callable[[tuple[Any, ...]], Sequence[Any] | None] | None = None
+        self.native: Callable[[tuple[object, ...]], Sequence[object] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
         self._signature = signature
-        self._run: Callable[..., Any] = model
+        self._run: Callable[..., object] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
         if self._parts.hooked or not compiled:
@@ -90,9 +90,9 @@ class CompiledCall:
         self,
         found: Optimized,
         report: GraphReport,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        options: Mapping[str, object],
         *,
         opened: bool,
     ) -> None:
@@ -112,22 +112,34 @@ class CompiledCall:
             report.kept = "graph"
             report.no_plan = "arguments of the call are given by keyword or are no tensors"
             log.info("no native plan: %s", report.no_plan)
-        gm = self._run = found.kept
-        self._spec = out_spec(gm)
         if opened:
             self.open = found.ranges
+        self._use(found, report, args, kwargs, timed=timed)
+
+    def _use(
+        self,
+        found: Optimized,
+        report: GraphReport,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        timed: bool,
+    ) -> None:
+        """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
+        gm = self._run = found.kept
+        self._spec = out_spec(gm)
         if found.graph is not None:
             self._plan(found, found.graph, report, args, timed=timed)
         elif timed:
             self._without_plan(gm, report, args, kwargs)
         if not effects_of(gm):
             self._check_lying(found, report, args, kwargs)
-        if self._run is not model:
+        if self._run is not self.model:
             self._parts.count_on(found.reads)
             self.watch = self._parts.watch
 
     def _check_lying(
-        self, found: Optimized, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, found: Optimized, report: GraphReport, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Keeps the model itself where results would lie otherwise: a user may write into them."""
         model = self.model
@@ -145,7 +157,13 @@ class CompiledCall:
             log.info("the model runs as it is: results would lie otherwise in memory")
 
     def _plan(
-        self, found: Optimized, graph: NativeGraph, report: GraphReport, args: tuple[Any, ...], *, timed: bool
+        self,
+        found: Optimized,
+        graph: NativeGraph,
+        report: GraphReport,
+        args: tuple[object, ...],
+        *,
+        timed: bool,
     ) -> None:
         self.single = self._spec.is_leaf()
         model, kept = self.model, found.kept
@@ -168,7 +186,7 @@ class CompiledCall:
             report.kept, self._run = "eager", model
 
     def _without_plan(
-        self, gm: fx.GraphModule, report: GraphReport, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, gm: fx.GraphModule, report: GraphReport, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Keeps the graph or eager, whichever is faster."""
         model = self.model
@@ -220,11 +238,11 @@ class CompiledCall:
                     return False
         return True
 
-    def structured(self, results: Sequence[Any]) -> Any:
+    def structured(self, results: Sequence[object]) -> object:
         """Flat results in the form that the model returns."""
         return pytree.tree_unflatten(list(results), self._spec)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The results, as the model returns them."""
         with torch.no_grad():
             if self.native is not None and not kwargs:

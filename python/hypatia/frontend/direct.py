@@ -37,9 +37,9 @@ _AGAIN = 16
 
 def compile(
     model: nn.Module,
-    *example_inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
+    *example_inputs: object,
+    kwargs: Mapping[str, object] | None = None,
+    **options: object,
 ) -> CompiledModel:
     """A callable like the model, compiled for the example inputs and for other shapes as they come.
 
@@ -76,14 +76,14 @@ class CompiledModel:
         Options.parse(options)
         self.model = model
         self._options = dict(options or {})
-        self._entries: dict[Any, CompiledCall] = {}
+        self._entries: dict[object, CompiledCall] = {}
         self._last: CompiledCall | None = None
-        self._trained: dict[Any, Trained] = {}
+        self._trained: dict[object, Trained] = {}
         self._last_trained: Trained | None = None
-        self._captured: Callable[..., Any] | None = None
-        self._compiled: Counter[Any] = Counter()
+        self._captured: Callable[..., object] | None = None
+        self._compiled: Counter[object] = Counter()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """What the model returns."""
         if torch.is_grad_enabled():
             trained = self._last_trained
@@ -131,13 +131,13 @@ class CompiledModel:
         value.backward()
         return value.detach()
 
-    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_name(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if _torch.any_autocast():
             return self._by_torch()(*args, **kwargs)
         entry = self.prepare(*args, **kwargs)
         return self.model(*args, **kwargs) if entry is None else entry(args, kwargs)
 
-    def prepare(self, *args: Any, **kwargs: Any) -> CompiledCall | None:
+    def prepare(self, *args: object, **kwargs: object) -> CompiledCall | None:
         """Compiles for these inputs, if that was not done before; none if the model runs as it is."""
         leaves, signature = signature_of(args, kwargs)
         if signature is None:
@@ -157,9 +157,9 @@ class CompiledModel:
     def _keep(
         self,
         key: tuple[bool, Signature],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        leaves: list[object],
     ) -> CompiledCall:
         signature = key[1]
         with _uncollected():
@@ -173,21 +173,21 @@ class CompiledModel:
             self._entries.pop(next(iter(self._entries)))
         return entry
 
-    def _is_restless(self, key: Any) -> bool:
+    def _is_restless(self, key: object) -> bool:
         """Whether the model was changed so often that compiling it again does not pay."""
         if len(self._compiled) > 64 * _KEPT:
             self._compiled.clear()
         self._compiled[key] += 1
         return self._compiled[key] > _AGAIN
 
-    def _open(self, signature: Signature, leaves: list[Any]) -> CompiledCall | None:
+    def _open(self, signature: Signature, leaves: list[object]) -> CompiledCall | None:
         """An entry whose open sizes can be these."""
         for entry in self._entries.values():
             if entry.open and entry.accepts(signature, leaves) and not entry.outdated():
                 return entry
         return None
 
-    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> CompiledCall:
+    def _new(self, args: tuple[Any, ...], kwargs: dict[str, object], signature: Signature) -> CompiledCall:
         """A new entry; sizes are left open in which it differs from one that is there."""
         for other in self._entries.values():
             dims = other.differing(signature)
@@ -206,13 +206,13 @@ class CompiledModel:
         found = [e.report for e in entries.values() if e.report is not None]
         return found + [r for t in self._trained.values() for r in t.reports]
 
-    def _needs_gradients(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _needs_gradients(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         if any(p.requires_grad for p in self.model.parameters()):
             return True
         leaves = pytree.tree_leaves((args, kwargs))
         return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
-    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _train(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if _torch.any_autocast() or kwargs:
             return self._by_torch()(*args, **kwargs)
         leaves, signature = signature_of(args, kwargs)
@@ -235,12 +235,12 @@ class CompiledModel:
         self._last_trained = trained
         return trained(leaves)
 
-    def _by_torch(self) -> Callable[..., Any]:
+    def _by_torch(self) -> Callable[..., object]:
         """The model through torch.compile, or as it is where that fails."""
         if self._captured is None:
             captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
 
-            def call(*args: Any, **kwargs: Any) -> Any:
+            def call(*args: object, **kwargs: object) -> Any:
                 if any(b.grad_fn is not None for b in self.model.buffers()):
                     # It has the history of a compiled function, which has no second backward pass.
                     return self.model(*args, **kwargs)

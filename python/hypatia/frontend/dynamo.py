@@ -38,11 +38,11 @@ _lock = threading.Lock()
 
 def hypatia(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     *,
     mode: str | None = None,
     name: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     reports: list[GraphReport] | None = None,
     passes: list[Pass] | None = None,
 ) -> Callable[..., Any]:
@@ -101,14 +101,14 @@ hypatia.reset = reset  # type: ignore[attr-defined]
 
 def _compile_part(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     *,
     options: Options,
     kind: str,
     collected: list[GraphReport] | None,
     passes: list[Pass] | None,
     inputs: list[str],
-) -> Any:
+) -> object:
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
@@ -138,7 +138,7 @@ def _compile_part(
     return _boxed(lambda args: latest()(args), compiled.optimized)
 
 
-def _plain(gm: fx.GraphModule, kind: str, metadata: Any) -> int | None:
+def _plain(gm: fx.GraphModule, kind: str, metadata: object) -> int | None:
     """How many results of a training step's graph are not kept for the backward pass; none in inference."""
     if kind == "inference":
         return None
@@ -158,13 +158,15 @@ class Pass:
     """As it was captured."""
     metadata: Any
     """What AOTAutograd knows of inputs and results."""
-    latest: Callable[[], Callable[[list[Any]], Any]]
+    latest: Callable[[], Callable[[list[object]], object]]
     """What runs it, on a list of arguments that it empties."""
     settled: Callable[[], bool]
     """Whether that stays so."""
 
 
-def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _partition(
+    joint: fx.GraphModule, inputs: object, **kwargs: object
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's min-cut partition; what is read from an input that changes is kept for the backward graph,
     which would read it again too late."""
     stack = changed_inputs(joint)
@@ -218,14 +220,14 @@ def _is_change(node: fx.Node) -> bool:
 
 
 @stage(REBUILD)
-def _runnable(compiled: CompiledGraph) -> Callable[[list[Any]], Any]:
+def _runnable(compiled: CompiledGraph) -> Callable[[list[object]], object]:
     gm = compiled.optimized
     gm.graph.set_codegen(_torch.BoxedCodeGen())
     gm.recompile()
     return gm.forward if compiled.planner is None else NativeGraph(gm, compiled.planner, gm.forward)
 
 
-def _boxed(run: Any, gm: fx.GraphModule) -> Any:
+def _boxed(run: Any, gm: fx.GraphModule) -> object:
     run._boxed_call = True
     run.graph_module = gm
     return run

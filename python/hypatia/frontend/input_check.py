@@ -18,7 +18,7 @@ _MOST = 2**62
 
 
 def check_inputs(
-    names: Sequence[str], kinds: Sequence[Any], *inputs: Any, changed: Sequence[str] = ()
+    names: Sequence[str], kinds: Sequence[object], *inputs: Any, changed: Sequence[str] = ()
 ) -> None:
     """Compares the inputs of a call with those that a graph was made for.
 
@@ -47,7 +47,7 @@ def check_inputs(
             raise InputError(f"this graph changes {name}, of which elements share memory; give it a copy")
 
 
-def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[Any], ranges: Ranges) -> None:
+def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[object], ranges: Ranges) -> None:
     """Makes a graph check its inputs."""
     nodes = gm.graph.find_nodes(op="placeholder")
     if not nodes or len(nodes) != len(examples):
@@ -62,7 +62,7 @@ def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[Any], ranges: Ran
     gm.recompile()
 
 
-def _wanted(node: fx.Node, example: Any, place: int, ranges: Ranges) -> Any:
+def _wanted(node: fx.Node, example: object, place: int, ranges: Ranges) -> Any:
     if not isinstance(example, torch.Tensor):
         # Open numbers are symbols of the graph.
         return None if isinstance(value_of(node), torch.SymInt) else _kind(example)
@@ -73,13 +73,13 @@ def _wanted(node: fx.Node, example: Any, place: int, ranges: Ranges) -> Any:
     return (example.dtype, *sizes)
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return (value.dtype, *value.shape)
     return value if isinstance(value, (int, float, str, bool)) else None
 
 
-def _is_of(kind: Any, value: Any) -> bool:
+def _is_of(kind: object, value: object) -> bool:
     if not isinstance(kind, tuple):
         return type(kind) is type(value) and (kind == value or kind != kind)
     if not isinstance(value, torch.Tensor) or value.dtype != kind[0] or value.dim() != len(kind) - 1:
@@ -90,7 +90,7 @@ def _is_of(kind: Any, value: Any) -> bool:
     )
 
 
-def _text(kind: Any) -> str:
+def _text(kind: object) -> str:
     if not isinstance(kind, tuple):
         return repr(kind)
     sizes = [str(k) if isinstance(k, int) else f"{k[0]}..{'' if k[1] >= _MOST else k[1]}" for k in kind[1:]]

@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 def optimize(
     model: nn.Module,
-    *example_inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    *example_inputs: object,
+    kwargs: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
 ) -> fx.GraphModule:
     """An optimized graph of a model, for the shapes of the example inputs.
 
@@ -60,7 +60,11 @@ def optimize(
 
 
 def _lying_alike(
-    made: Optimized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    made: Optimized,
+    model: nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    dynamic_shapes: object,
 ) -> fx.GraphModule:
     """The graph that was found, or the captured one where its results would lie otherwise in memory."""
     changes = bool(changed_inputs(made.original))
@@ -99,10 +103,10 @@ class Optimized:
 
 def optimized(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    options: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    example_inputs: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
+    options: Mapping[str, object] | None,
+    dynamic_shapes: object,
     *,
     native: bool,
 ) -> Optimized:
@@ -187,7 +191,7 @@ def _interpreted(compiled: CompiledGraph) -> Forward:
     """Runs a graph on flat inputs, whatever calling convention it has."""
     gm = compiled.optimized
 
-    def forward(args: list[Any]) -> Any:
+    def forward(args: list[object]) -> Any:
         results = fx.Interpreter(gm).run(*args, enable_io_processing=False)
         return pytree.tree_leaves(results)
 

@@ -34,7 +34,12 @@ class Trained:
     """The model compiled for training: forward and backward graphs behind one autograd function."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], *, compiled: bool = True
+        self,
+        model: nn.Module,
+        args: tuple[object, ...],
+        options: Mapping[str, object],
+        *,
+        compiled: bool = True,
     ) -> None:
         self.model = model
         self.parts = Parts(model)
@@ -78,7 +83,7 @@ class Trained:
         except Exception:
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
 
-    def _lies_alike(self, args: tuple[Any, ...]) -> bool:
+    def _lies_alike(self, args: tuple[object, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
         try:
             return lies_alike(
@@ -109,7 +114,7 @@ class Trained:
         wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
         wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
 
-        def once(call: Callable[[], Any]) -> None:
+        def once(call: Callable[[], object]) -> None:
             results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
             torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
 
@@ -166,7 +171,7 @@ class Trained:
                     leaf.grad.add_(grad)
         return returned
 
-    def accepts(self, args: tuple[Any, ...]) -> bool:
+    def accepts(self, args: tuple[object, ...]) -> bool:
         """Whether these inputs and the model are as they were, at a glance."""
         return (
             self._positional

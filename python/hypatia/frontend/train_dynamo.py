@@ -29,6 +29,10 @@ _TIMED = 7
 """Steps of each form that are timed, beside one that is not."""
 
 
+Run = Callable[[list[Any]], Any]
+"""Runs a graph on a list of arguments that it empties."""
+
+
 class Passes(NamedTuple):
     """What runs the forward and the backward pass."""
 
@@ -38,7 +42,7 @@ class Passes(NamedTuple):
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> Any:
+    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> object:
         passes = step.passes
         results, saved, ctx.besides = passes.forward(list(primals))
         ctx.run = passes.backward
@@ -50,14 +54,14 @@ class _Function(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor) -> object:
         if not torch.is_grad_enabled():
             return _backward(ctx, *tangents)
         again = ctx.step.again
         return _backward_once(ctx, *tangents) if again is None else _differentiable(ctx, again, tangents)
 
 
-def _backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+def _backward(ctx: Any, *tangents: torch.Tensor) -> object:
     step = ctx.step
     given = [laid_out(tangents[i], strides) for i, strides in zip(step.wanted, step.strides, strict=True)]
     return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
@@ -71,8 +75,10 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def _differentiable(
-    ctx: Any, again: Callable[[Sequence[Any]], list[torch.Tensor]], tangents: tuple[torch.Tensor, ...]
-) -> Any:
+    ctx: Any,
+    again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+    tangents: tuple[torch.Tensor, ...],
+) -> object:
     """Gradients that have gradients: by torch's own ops."""
     inputs = ctx.saved_tensors[: ctx.step.inputs]
     primals = [*ctx.step.parameters, *inputs]
@@ -102,7 +108,7 @@ class Step:
     ) -> None:
         self.parameters = parameters
         self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
-        self.again: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
+        self.again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
         self.random = any(_is_random(n) for n in forward.graph.nodes)
         self._graphs = (forward, backward)
@@ -127,9 +133,7 @@ class Step:
             _torch.set_multithreaded_backward(False)
         return _apply(self, *self.parameters, *inputs)
 
-    def _as_they_are(
-        self, forward: Callable[[list[Any]], Any], backward: Callable[[list[Any]], Any]
-    ) -> Passes:
+    def _as_they_are(self, forward: Run, backward: Run) -> Passes:
         count = self.count
 
         def first(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, None]:
@@ -171,7 +175,7 @@ class Step:
             self.times = _compare(forms, primals, tangents)
         self.passes = forms[min(self.times, key=self.times.__getitem__)]
 
-    def _recorded(self, passes: Passes, primals: list[Any], tangents: list[Any]) -> Passes:
+    def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
         step = RecordedStep(*passes, primals, len(self.parameters), tangents)
         return Passes(step.forward, step.backward)
 
@@ -185,11 +189,11 @@ class Step:
             forms[name] = made
 
 
-def _native_form(run: Callable[[list[Any]], Any]) -> NativeGraph | None:
+def _native_form(run: Run) -> NativeGraph | None:
     return run if isinstance(run, NativeGraph) and run.native else None
 
 
-def _by_torch(forward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _by_torch(forward: Run) -> Run:
     return forward.graph if isinstance(forward, NativeGraph) else forward
 
 
@@ -202,7 +206,7 @@ def _compare(
         results, saved, besides = passes.forward(list(primals))
         return [*results, *passes.backward(saved, besides, list(tangents))]
 
-    expected: list[Any] | None = None
+    expected: list[object] | None = None
     right: dict[str, Passes] = {}
     for name, passes in forms.items():
         got = step(passes)

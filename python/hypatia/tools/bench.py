@@ -62,7 +62,7 @@ class Cell:
         """A warning when the samples differ too much for their median to mean anything."""
         return f"noisy: samples differ by {self.spread:.1f}x" if self.spread > NOISY else ""
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """All of it, for JSON."""
         return {**dataclasses.asdict(self), "spread": self.spread, "noise": self.noise}
 
@@ -72,7 +72,7 @@ class Peer:
 
     compile_seconds: float
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: torch.Tensor) -> object:
         """The results, as torch's tensors of the model's dtype."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Peer:
         """Gives back what it holds."""
 
 
-Maker = Callable[[nn.Module, Sequence[torch.Tensor]], Callable[..., Any]]
+Maker = Callable[[nn.Module, Sequence[torch.Tensor]], Callable[..., object]]
 """Compiles a model for inputs: a function or a :class:`Peer`."""
 
 
@@ -97,7 +97,7 @@ class Measured(Protocol):
 
     def build(
         self, dtype: torch.dtype | None, device: str
-    ) -> tuple[nn.Module, tuple[Any, ...]] | tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[nn.Module, tuple[Any, ...]] | tuple[nn.Module, tuple[Any, ...], dict[str, object]]:
         """The model, its inputs, and its keyword arguments if it has some."""
 
 
@@ -128,10 +128,7 @@ def bench(
         built = workload.build(dtype, device)
         model, inputs, kwargs = built if len(built) > 2 else (*built, {})
         model.train(training)
-        wide = copy.deepcopy(model).double()
-        wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
-        exact = _results(wide, wide_inputs, training, _keyed(wide, wide_kwargs))
-        del wide
+        exact = _exact(model, inputs, kwargs, training)
     except Exception as e:
         for cell in cells.values():
             cell.reason = reason(e)
@@ -186,6 +183,15 @@ def _settle(
         _round(blocks, dict(cells), number)
 
 
+def _exact(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], kwargs: dict[str, object], training: bool
+) -> list[torch.Tensor]:
+    """Results in float64."""
+    wide = copy.deepcopy(model).double()
+    wide_inputs, wide_kwargs = pytree.tree_map(_widened, (tuple(inputs), kwargs))
+    return _results(wide, wide_inputs, training, _keyed(wide, wide_kwargs))
+
+
 def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> float | None:
     """Their median over ours, of the rounds in which both took part; none if there were none."""
     both = min(len(ours), len(others))
@@ -210,12 +216,12 @@ def _made(
     name: str,
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     training: bool,
     makers: Mapping[str, Maker],
     cell: Cell,
     peers: list[Peer],
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The compiled model after its first call, which is part of compiling."""
     start = time.perf_counter()
     if kwargs and (name in makers or name in AT_ONCE):
@@ -243,11 +249,11 @@ def _made(
     return call
 
 
-def _keyed(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def _keyed(function: Callable[..., object], kwargs: Mapping[str, object]) -> Callable[..., object]:
     return functools.partial(function, **kwargs) if kwargs else function
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
@@ -261,7 +267,7 @@ def _judge(cell: Cell, results: list[torch.Tensor], exact: list[torch.Tensor], o
 
 
 def _sampler(
-    compiled: Callable[..., Any],
+    compiled: Callable[..., object],
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
     training: bool,
@@ -283,7 +289,7 @@ def _results(
     model: nn.Module,
     inputs: Sequence[torch.Tensor],
     training: bool,
-    compiled: Callable[..., Any] | None = None,
+    compiled: Callable[..., object] | None = None,
 ) -> list[torch.Tensor]:
     call = compiled or model
     with torch.no_grad():

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 __all__ = ["Finding", "examine"]
 
@@ -256,5 +255,5 @@ def _self_check() -> Iterable[Finding]:
 
 
 def _first_line(e: Exception) -> str:
-    lines: list[Any] = str(e).strip().splitlines() or [""]
+    lines = str(e).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ REST_SECONDS = 0.015
 """Before a sample: threads of the backend before it, which wait by spinning, have gone to sleep by then;
 those of torch's ops spin for 6 to 11 ms."""
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 
 
 class Block(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ class NotMeasured(Exception):  # noqa: N818 (no error: the reason why a cell sta
 
 def compiled_by(
     name: str, model: nn.Module, inputs: Sequence[torch.Tensor], training: bool
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The model as a backend of this module compiles it, before its first call."""
     if name == "eager":
         return model
@@ -54,7 +53,7 @@ def compiled_by(
     raise NotMeasured(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}")
 
 
-def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
     """By Inductor with freezing and max-autotune, compiled already."""
 
     # As options they tell Dynamo that this is another compiler than plain Inductor; in some releases
@@ -66,7 +65,7 @@ def _frozen(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., A
     return compiled
 
 
-def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
     """Eager as one CUDA graph: inputs are copied in, results are cloned out, as a caller would have to."""
     still = [x.clone() for x in inputs]
     side = torch.cuda.Stream()
@@ -79,7 +78,7 @@ def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., 
     with torch.no_grad(), torch.cuda.graph(graph):
         results = model(*still)
 
-    def replay(*given: torch.Tensor) -> Any:
+    def replay(*given: torch.Tensor) -> object:
         for place, x in zip(still, given, strict=True):
             place.copy_(x)
         graph.replay()
@@ -88,7 +87,7 @@ def _graphed(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[..., 
     return replay
 
 
-def training_step(compiled: Callable[..., Any], model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
+def training_step(compiled: Callable[..., object], model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
     """Forward and backward; gradients are dropped before, as optimizers do."""
     starts: list[torch.Tensor] = []
 

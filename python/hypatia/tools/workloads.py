@@ -7,7 +7,6 @@ import difflib
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,7 +34,7 @@ class Workload:
     note: str
 
     def build(
-        self, dtype: torch.dtype | None = torch.float32, device: Any = "cpu", seed: int = 0
+        self, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu", seed: int = 0
     ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         """The model in eval mode and its inputs, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -40,7 +39,7 @@ class Broken:
 
 
 def broken_steps(
-    gm: fx.GraphModule, report: GraphReport, inputs: dict[str, Any], random: RandomState
+    gm: fx.GraphModule, report: GraphReport, inputs: dict[str, object], random: RandomState
 ) -> Iterator[Broken]:
     """The steps of the proof that do not hold; ``inputs`` are the graph's, by name."""
     emission, numbers = json.loads(report.optimization.step_emission())
@@ -52,11 +51,11 @@ def broken_steps(
     script = Script(values)
     given = {n: inputs[n.name] for n in script.inputs}
     steps = list(zip(numbers, sides[::2], sides[1::2], strict=True))
-    waiting: dict[fx.Node, list[Any]] = {}
+    waiting: dict[fx.Node, list[tuple[int, fx.Node, fx.Node]]] = {}
     for step in steps:
         for side in {step[1], step[2]}:
             waiting.setdefault(side, []).append(step)
-    known: dict[fx.Node, tuple[Any, Any]] = {}
+    known: dict[fx.Node, tuple[object, object]] = {}
     runs = (Stream(script, given, random), Stream(script, given, random, wide=True))
     for (node, own), (_, exact) in zip(*runs, strict=True):
         known[node] = (own, exact)
@@ -72,12 +71,12 @@ def broken_steps(
                         del known[side]
 
 
-def _broken(report: GraphReport, number: int, value: Any, error: float) -> Broken:
+def _broken(report: GraphReport, number: int, value: object, error: float) -> Broken:
     step = report.proof[number]
     return Broken(step["rule"], type_text(value), error, _short(f"{step['before']} = {step['after']}"))
 
 
-def _error(before: tuple[Any, Any], after: tuple[Any, Any]) -> float | None:
+def _error(before: tuple[object, object], after: tuple[object, object]) -> float | None:
     """How far the sides of a step are apart; none if that is rounding."""
     if not all(isinstance(v, torch.Tensor) for v in (*before, *after)):
         return None

@@ -24,7 +24,7 @@ from .reference import RandomState, changed_inputs, devices_of
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[list[Any]], Any]
+Forward = Callable[[list[object]], object]
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ class Form:
 class Attempt:
     """A compiled form that was run once: what it returned, and how that compares with eager."""
 
-    results: Any
+    results: object
     comparison: Comparison | None
     failure: str
     error: Exception | None = None
@@ -71,7 +71,7 @@ class Trial:
     def __init__(
         self,
         original: fx.GraphModule,
-        inputs: list[Any],
+        inputs: list[object],
         *,
         strict: bool,
         training: bool,
@@ -147,7 +147,7 @@ class Trial:
         finally:
             self.after.restore()
 
-    def _held(self, results: Any) -> Any:
+    def _held(self, results: object) -> object:
         """Results whose values stay when buffers are put back: copies of those that lie in them."""
         changed = {
             buffer.untyped_storage().data_ptr()
@@ -157,13 +157,13 @@ class Trial:
         if not changed:
             return results
 
-        def held(value: Any) -> Any:
+        def held(value: Any) -> object:
             plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
             return value.clone() if plain and value.untyped_storage().data_ptr() in changed else value
 
         return pytree.tree_map(held, results)
 
-    def _put_back(self, copies: dict[fx.Node, Any]) -> None:
+    def _put_back(self, copies: dict[fx.Node, object]) -> None:
         """Buffers that are attributes are changed in place by a run: their new values are results, and
         the old ones come back."""
         for node, buffer in self.attributes.items():
@@ -172,16 +172,16 @@ class Trial:
                     copies[node] = buffer.clone()
                     buffer.copy_(self.before[node])
 
-    def _unchecked(self, results: Any, error: BaseException) -> Attempt:
+    def _unchecked(self, results: object, error: BaseException) -> Attempt:
         log.warning("not verified: out of memory (%s)", error)
         return Attempt(results, Comparison(notes=["not verified: out of memory"]), "")
 
-    def _by_node(self, results: Any) -> dict[fx.Node, Any]:
+    def _by_node(self, results: object) -> dict[fx.Node, object]:
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
         return {n: v for n, v in zip(self.results, flat, strict=True) if isinstance(n, fx.Node)}
 
     def _compare(
-        self, results: Any, copies: dict[fx.Node, Any], mine: list[torch.Tensor | None]
+        self, results: object, copies: dict[fx.Node, object], mine: list[torch.Tensor | None]
     ) -> Comparison:
         comparison = self.comparer.compare({**self._by_node(results), **copies})
         if self.training:
@@ -286,11 +286,11 @@ def _synchronize(devices: Sequence[torch.device]) -> None:
 
 
 def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
-    value: Any = gm
+    value: object = gm
     for part in path_of(node).split("."):
         value = getattr(value, part)
     return value
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value

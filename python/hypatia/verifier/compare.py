@@ -48,12 +48,12 @@ class References:
     """Results of the original on one set of inputs: what one form was compared with serves the next."""
 
     def __init__(self) -> None:
-        self._kept: dict[bool, dict[fx.Node, Any]] = {}
+        self._kept: dict[bool, dict[fx.Node, object]] = {}
         self._narrowed: set[str] = set()
 
     def stream(
-        self, script: Script, inputs: dict[fx.Node, Any], random: RandomState, *, wide: bool = False
-    ) -> Iterator[tuple[fx.Node, Any]]:
+        self, script: Script, inputs: dict[fx.Node, object], random: RandomState, *, wide: bool = False
+    ) -> Iterator[tuple[fx.Node, object]]:
         """Results by node, in the order in which a run gives them."""
         wanted = {*script.results, *script.changed_wanted}
         kept = self._kept.get(wide, {})
@@ -78,7 +78,7 @@ class Comparer:
     def __init__(
         self,
         gm: fx.GraphModule,
-        inputs: dict[fx.Node, Any],
+        inputs: dict[fx.Node, object],
         random: RandomState,
         memory: Callable[[], float],
         references: References | None = None,
@@ -100,10 +100,10 @@ class Comparer:
         """Bytes that comparing may take."""
         return self._memory()
 
-    def compare(self, values: dict[fx.Node, Any]) -> Comparison:
+    def compare(self, values: dict[fx.Node, object]) -> Comparison:
         """Compares results, given by the nodes of the original that they stand for."""
         comparison = Comparison()
-        differing: dict[fx.Node, Any] = {}
+        differing: dict[fx.Node, object] = {}
         held = 0
         for node, eager in self.references.stream(self.whole, self.inputs, self.random):
             if isinstance(eager, torch.Tensor) and not same_kind(eager, values[node]):
@@ -121,7 +121,7 @@ class Comparer:
         return comparison
 
     def _drop_undefined(
-        self, differing: dict[fx.Node, Any], values: dict[fx.Node, Any], comparison: Comparison
+        self, differing: dict[fx.Node, object], values: dict[fx.Node, object], comparison: Comparison
     ) -> None:
         """Leaves out whole numbers that eager itself returns differently each time: attention kernels
         return memory that they never wrote. Found early, they cost no run in float64."""
@@ -136,7 +136,12 @@ class Comparer:
                 comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
 
     def _measure(
-        self, values: dict[fx.Node, Any], differing: dict[fx.Node, Any], comparison: Comparison, *, held: bool
+        self,
+        values: dict[fx.Node, object],
+        differing: dict[fx.Node, object],
+        comparison: Comparison,
+        *,
+        held: bool,
     ) -> None:
         script = Script(self.gm, set(differing))
         # Eager's results were kept if there was room; else they are computed again, one at a time.
@@ -153,7 +158,7 @@ class Comparer:
                 )
             return
         wide = self.references.stream(script, self.inputs, self.random, wide=True)
-        doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
+        doubtful: dict[fx.Node, tuple[Result, object, object]] = {}
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
             result = judge(
                 node.name,
@@ -175,7 +180,7 @@ class Comparer:
     def _second_look(
         self,
         values: dict[fx.Node, Any],
-        doubtful: dict[fx.Node, tuple[Result, Any, Any]],
+        doubtful: dict[fx.Node, tuple[Result, object, object]],
         comparison: Comparison,
     ) -> None:
         """A result whose float64 value moves as much when inputs and results of ops are moved by half a
@@ -209,7 +214,7 @@ class Comparer:
                 self._nudged(node, values[node], *coarse[node], moved, before[node])
 
     def _nudged(
-        self, node: fx.Node, mine: torch.Tensor, result: Result, exact: Any, moved: Any, before: float
+        self, node: fx.Node, mine: torch.Tensor, result: Result, exact: Any, moved: object, before: float
     ) -> None:
         if not isinstance(moved, torch.Tensor):
             return
@@ -285,9 +290,9 @@ class Comparer:
             return gradients(dict(stream), self.leaves.values())
 
 
-def gradients(results: Mapping[fx.Node, Any], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+def gradients(results: Mapping[fx.Node, object], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
-    total: Any = 0.0
+    total: torch.Tensor | float = 0.0
     for node, result in sorted(results.items(), key=lambda item: item[0].name):
         dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
         if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():

@@ -12,7 +12,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -78,7 +77,7 @@ class Guard:
             note = f"cannot be run more than once: it calls {', '.join(effects)}"
             self.settle(self.compiled, Check(mode, "not checked", 0, [], [], [note], 0.0))
 
-    def first_call(self, args: list[Any]) -> Any:
+    def first_call(self, args: list[object]) -> object:
         """Runs the graph and checks what it returns; other threads wait for the verdict."""
         if _checkable(args):
             with COMPILING:
@@ -88,7 +87,7 @@ class Guard:
                     return self._first_call(inputs)
         return self._current(args)
 
-    def examine(self, inputs: list[Any]) -> CompiledGraph:
+    def examine(self, inputs: list[object]) -> CompiledGraph:
         """Checks the graph on inputs without calling it for good; the form that is kept."""
         with COMPILING:
             if not self.settled and _checkable(inputs):
@@ -108,7 +107,7 @@ class Guard:
         del self.original, self.recompile, self.compiled, self.references
 
     @stage(COMPARISON)
-    def _first_call(self, inputs: list[Any], *, call: bool = True) -> Any:
+    def _first_call(self, inputs: list[object], *, call: bool = True) -> object:
         start = time.perf_counter()
         trial = Trial(
             self.original,
@@ -280,7 +279,7 @@ def _when_called(make: Callable[[], Forward]) -> Forward:
     return lambda args: made()(args)
 
 
-def is_on_gpu(values: Sequence[Any]) -> bool:
+def is_on_gpu(values: Sequence[object]) -> bool:
     """Whether a tensor is on a GPU."""
     return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values)
 
@@ -296,7 +295,7 @@ def effects_of(gm: fx.GraphModule) -> list[str]:
     return list(found)
 
 
-def _checkable(args: Sequence[Any]) -> bool:
+def _checkable(args: Sequence[object]) -> bool:
     """Whether these are real values that can be computed with more than once."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if any(isinstance(t, FakeTensor) or t.is_meta or _torch.is_functional_tensor(t) for t in tensors):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ def cotangents(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.randint(-4, 5, y.shape, generator=dice).to(y.device, y.dtype) / 4 for y in outputs]
 
 
-def differentiable(results: Any) -> list[torch.Tensor]:
+def differentiable(results: object) -> list[torch.Tensor]:
     """The results that a backward pass can start from."""
     leaves = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
     return [t for t in leaves if t.requires_grad]
@@ -26,12 +25,12 @@ def differentiable(results: Any) -> list[torch.Tensor]:
 class WithGradients(nn.Module):
     """Calls a model (or its compiled form) and returns its results and the gradients of its parameters."""
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any] | None = None) -> None:
+    def __init__(self, model: nn.Module, call: Callable[..., object] | None = None) -> None:
         super().__init__()
         self.model = model
         self.call = model if call is None else call
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+    def forward(self, *args: object, **kwargs: object) -> tuple[object, list[torch.Tensor]]:
         """Results, then one gradient for every parameter that has one."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         with torch.enable_grad():

@@ -36,7 +36,7 @@ _CHUNK = 1 << 17
 """Elements compared at a time: in float64 they stay in a cache."""
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left: object, right: object) -> bool:
     """Whether two values are equal bit for bit, but for the signs of zeros and the kinds of NaN."""
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return type(left) is type(right) and bool(left == right)
@@ -57,12 +57,12 @@ def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left, right) or bool(_equal(left, right).all())
 
 
-def is_float(value: Any) -> bool:
+def is_float(value: object) -> bool:
     """Whether a value is a tensor of real or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def same_kind(eager: torch.Tensor, mine: Any) -> bool:
+def same_kind(eager: torch.Tensor, mine: object) -> bool:
     """Whether shape, dtype, device and layout are eager's."""
     return (
         isinstance(mine, torch.Tensor)
@@ -71,7 +71,7 @@ def same_kind(eager: torch.Tensor, mine: Any) -> bool:
     )
 
 
-def type_text(value: Any) -> str:
+def type_text(value: object) -> str:
     """Dtype and shape of a value: float32[64, 10]."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
@@ -79,7 +79,7 @@ def type_text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{where}"
 
 
-def wrong_kind(name: str, eager: Any, mine: Any) -> Result:
+def wrong_kind(name: str, eager: object, mine: object) -> Result:
     """The verdict on a result of another kind than eager's."""
     inf = float("inf")
     kind = f"{type_text(mine)} instead of {type_text(eager)}"
@@ -88,7 +88,7 @@ def wrong_kind(name: str, eager: Any, mine: Any) -> Result:
 
 def judge(
     name: str,
-    mine: Any,
+    mine: object,
     eager: Any,
     exact: Any,
     *,
@@ -130,7 +130,7 @@ def judge(
     return Result(name, kind, error, own, direct, scale, allowed, bool(ok))
 
 
-def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, exact: Any) -> Result:
+def _judge_whole(name: str, kind: str, mine: torch.Tensor, eager: torch.Tensor, exact: object) -> Result:
     """Integers and booleans: a comparison of floats may flip where rounding decides."""
     reference = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     wrong = float((mine != reference).sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -38,7 +37,7 @@ def _bytes(node: fx.Node) -> float:
     return total
 
 
-def memory_allowed(values: Iterable[Any], share: float = 0.5) -> float:
+def memory_allowed(values: Iterable[object], share: float = 0.5) -> float:
     """Bytes that a check may take: a share of what is free where the values are."""
     device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
     if device is not None:

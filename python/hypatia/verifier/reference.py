@@ -64,7 +64,7 @@ class RandomState:
         return twin
 
 
-def devices_of(values: Sequence[Any]) -> list[torch.device]:
+def devices_of(values: Sequence[object]) -> list[torch.device]:
     """The devices with random number generators of their own that values are on."""
     found = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type not in ("cpu", "meta")}
     return sorted(found, key=str)
@@ -73,7 +73,7 @@ def devices_of(values: Sequence[Any]) -> list[torch.device]:
 @dataclasses.dataclass
 class _Step:
     node: fx.Node
-    function: Callable[..., Any]
+    function: Callable[..., object]
     drops: list[fx.Node]
     is_result: bool
     random: bool
@@ -144,7 +144,7 @@ class Stream:
     def __init__(
         self,
         script: Script,
-        inputs: dict[fx.Node, Any],
+        inputs: dict[fx.Node, object],
         random: RandomState,
         *,
         wide: bool = False,
@@ -196,7 +196,7 @@ class Stream:
             self.widened.add(node)
         return value
 
-    def _run(self, step: _Step) -> Any:
+    def _run(self, step: _Step) -> object:
         if step.random:
             self.random.restore()
         try:
@@ -211,7 +211,7 @@ class Stream:
             if step.random:
                 self.random.save()
 
-    def _run_wide(self, step: _Step) -> Any:
+    def _run_wide(self, step: _Step) -> object:
         args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self._read)
         if isinstance(step.function, fx.GraphModule):
             return self._run_inside(Script(step.function), args)
@@ -224,7 +224,7 @@ class Stream:
                 raise
             return self._run_narrow(step)
 
-    def _moved(self, node: fx.Node, value: Any) -> Any:
+    def _moved(self, node: fx.Node, value: Any) -> object:
         """A result moved by roundings of the dtype that the graph has it in, if the op rounds."""
         target, recorded = node.target, value_of(node)
         if not isinstance(target, OpOverload) or not isinstance(recorded, torch.Tensor):
@@ -240,14 +240,14 @@ class Stream:
         share = torch.rand(value.shape, generator=self.dice).sub_(0.5)
         return share.mul_(2 * self.roundings * torch.finfo(dtype).eps).to(value)
 
-    def _run_inside(self, script: Script, args: tuple[Any, ...]) -> Any:
+    def _run_inside(self, script: Script, args: tuple[object, ...]) -> object:
         """A graph that is called as one."""
         inputs = dict(zip(script.inputs, args, strict=True))
         values = dict(Stream(script, inputs, self.random, wide=True))
         (output,) = script.gm.graph.find_nodes(op="output")
         return fx.node.map_arg(output.args[0], values.__getitem__)
 
-    def _run_narrow(self, step: _Step) -> Any:
+    def _run_narrow(self, step: _Step) -> object:
         """In the precision that the graph was written in; the result counts as exact."""
         if not step.random:
             self.script.narrowed.add(str(step.node.target))
@@ -259,7 +259,7 @@ class Stream:
         args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), narrow)
         return pytree.tree_map(_widened, step.function(*args, **kwargs))
 
-    def _widened(self, value: Any) -> Any:
+    def _widened(self, value: object) -> object:
         wide = _widened(value)
         if self.nudge and self.nudge_inputs and isinstance(value, torch.Tensor) and value.is_floating_point():
             wide = wide + wide * self._shares(wide, value.dtype)
@@ -272,7 +272,7 @@ def _nodes_in(args: Any) -> list[fx.Node]:
     return list(found)
 
 
-def _function(node: fx.Node) -> Callable[..., Any]:
+def _function(node: fx.Node) -> Callable[..., object]:
     target = node.target
     return operator.methodcaller(target) if isinstance(target, str) else target
 
@@ -302,7 +302,7 @@ class _Traits(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _traits(target: Any) -> _Traits:
+def _traits(target: object) -> _Traits:
     if not isinstance(target, OpOverload):
         plain = getattr(target, "__module__", "") in ("_operator", "math", "torch")
         return _Traits(plain, not plain, False)
@@ -311,27 +311,27 @@ def _traits(target: Any) -> _Traits:
     return _Traits(plain, random, target._schema.is_mutable)
 
 
-def _storage(value: Any) -> int | None:
+def _storage(value: object) -> int | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
 
 
-def _cloned(value: Any) -> Any:
+def _cloned(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in _WIDE:
         return value.to(_WIDE[value.dtype])
     return value
 
 
-def _wide_dtype(argument: Any) -> Any:
+def _wide_dtype(argument: object) -> Any:
     return _WIDE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
 
-def _narrowed(value: Any, recorded: Any) -> Any:
+def _narrowed(value: object, recorded: object) -> object:
     if isinstance(value, torch.Tensor) and isinstance(recorded, torch.Tensor):
         return value.to(recorded.dtype)
     return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +18,10 @@ from .reference import RandomState, devices_of
 
 
 def lies_alike(
-    form: Callable[..., Any],
+    form: Callable[..., object],
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     changes: bool,
     training: bool = False,
@@ -39,9 +38,9 @@ def lies_alike(
     return found[0] == found[1]
 
 
-def _lying(results: Any, given: Any, model: nn.Module) -> list[Any]:
+def _lying(results: object, given: object, model: nn.Module) -> list[object]:
     """For every result what it is, how it lies, and whose memory it is in, from where on."""
-    owners: dict[int, tuple[Any, int]] = {}
+    owners: dict[int, tuple[object, int]] = {}
     for kind, tensors in (
         ("input", pytree.tree_leaves(given)),
         ("weight", [*model.parameters(), *model.buffers()]),
@@ -49,7 +48,7 @@ def _lying(results: Any, given: Any, model: nn.Module) -> list[Any]:
         for i, tensor in enumerate(tensors):
             if _is_plain(tensor):
                 owners.setdefault(tensor.untyped_storage().data_ptr(), ((kind, i), tensor.storage_offset()))
-    found: list[Any] = []
+    found: list[object] = []
     for i, result in enumerate(pytree.tree_leaves(results)):
         if not _is_plain(result):
             found.append(type(result))
@@ -61,11 +60,11 @@ def _lying(results: Any, given: Any, model: nn.Module) -> list[Any]:
     return found
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel() > 0
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """A copy with the same strides and gaps."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -76,10 +75,10 @@ class Verification:
 
 
 def verify(
-    reference: Callable[..., Any],
-    candidate: Callable[..., Any],
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
+    reference: Callable[..., object],
+    candidate: Callable[..., object],
+    *inputs: object,
+    kwargs: Mapping[str, object] | None = None,
 ) -> Verification:
     """Runs both on the same inputs and random numbers and compares them with float64.
 
@@ -108,7 +107,7 @@ def verify(
     return Verification(True, "", mine, own)
 
 
-def _run(function: Callable[..., Any], arguments: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
+def _run(function: Callable[..., object], arguments: tuple[object, dict[str, object]]) -> list[torch.Tensor]:
     """The tensors that a call returns; everything it could change is put back."""
     args, kwargs = pytree.tree_map(_copied, arguments)
     devices = {t.device for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.is_cuda}
@@ -117,13 +116,13 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, dict[str, Any]]) ->
     return [t.clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _double(function: Callable[..., Any]) -> Callable[..., Any]:
+def _double(function: Callable[..., object]) -> Callable[..., object]:
     return copy.deepcopy(function).double() if isinstance(function, nn.Module) else function

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -34,7 +34,7 @@ class _Commands(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        **extra: Any,
+        **extra: object,
     ) -> NoReturn:
         """Runs a command and ends the process with its exit code."""
         self.debug = False

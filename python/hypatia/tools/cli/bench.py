@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -10,6 +10,9 @@ from .output import check_targets, console, safe, table, write_json, write_text
 from .subject import Own, check_device, load
 
 if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
     from hypatia.tools.bench import Cell
     from hypatia.tools.workloads import Workload
 
@@ -20,6 +23,16 @@ BACKENDS = (
 DTYPES = ("fp32", "bf16", "fp16")
 QUICK_FLOPS = 1e9
 """Without names, workloads up to this size are measured on a CPU."""
+
+
+class Settings(TypedDict):
+    """What was measured, and how."""
+
+    dtype: str
+    device: str
+    training: bool
+    repeats: int
+    notes: list[str]
 
 
 @click.command()
@@ -86,8 +99,8 @@ def bench(
     chosen = _chosen(workloads, device)
     asked, notes = _backends(backends, device, training)
     notes += [warning] if (warning := machine.busy()) else []
-    cells = _measured(chosen, asked, dtype and bench.DTYPES[dtype], device, training, repeats)
-    settings = {
+    cells = _measured(chosen, asked, bench.DTYPES[dtype] if dtype else None, device, training, repeats)
+    settings: Settings = {
         "dtype": dtype or _dtypes(chosen),
         "device": device,
         "training": training,
@@ -109,7 +122,7 @@ def _write(results: dict[str, Any], json_file: str | None, html: str | None) -> 
         write_text(html, page(results))
 
 
-def _list(out: Any, known: list[Workload]) -> None:
+def _list(out: Console, known: list[Workload]) -> None:
     rows = table("workload", ">GFLOP", "what it is")
     for w in known:
         rows.add_row(w.name, f"{w.flops / 1e9:.2f}", w.note)
@@ -155,7 +168,12 @@ def _backends(given: tuple[str, ...], device: str, training: bool) -> tuple[list
 
 
 def _measured(
-    chosen: list[Workload | Own], backends: list[str], dtype: Any, device: str, training: bool, repeats: int
+    chosen: list[Workload | Own],
+    backends: list[str],
+    dtype: torch.dtype | None,
+    device: str,
+    training: bool,
+    repeats: int,
 ) -> list[Cell]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -179,7 +197,7 @@ def _measured(
     return cells
 
 
-def _show(out: Any, cells: list[Cell], settings: dict[str, Any]) -> None:
+def _show(out: Console, cells: list[Cell], settings: Settings) -> None:
     what = "training step" if settings["training"] else "inference"
     out.print(f"{what}, {settings['dtype']} on {settings['device']}; medians of {settings['repeats']} rounds")
     for note in settings["notes"]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -78,7 +78,7 @@ def check_targets(*targets: str | None) -> None:
             raise _unwritable(target, e) from e
 
 
-def write_json(target: str, data: Any) -> None:
+def write_json(target: str, data: object) -> None:
     """Writes JSON to a file, or to standard output for ``-``."""
     from hypatia.jsonable import as_json
 

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Any
+from typing import TypedDict
 
 import click
 
 from .output import console, safe, table, write_json
+
+
+class _Rule(TypedDict):
+    name: str
+    phase: str
+    numerics: str
+    law: str
+    gradient: bool
+    guards: list[str]
+
+
+class _Walk(TypedDict):
+    """What one walk saw of a rule."""
+
+    rule: str
+    fired: int
+    failure: str | None
+
+
+class _Walked(_Walk):
+    """The same of several walks."""
+
+    seed: int | None
+    """Of the first failure."""
 
 
 class _Seeds(click.ParamType):
@@ -16,7 +40,7 @@ class _Seeds(click.ParamType):
 
     name = "seeds"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
         if isinstance(value, range):
             return value
         first, dots, last = str(value).partition("..")
@@ -56,7 +80,7 @@ def rules(ctx: click.Context, name: str | None, check: bool, seeds: range, as_js
 
     listed = _named(json.loads(_native.rules()), name)
     if check:
-        failed = _check(_native, {r["name"] for r in listed}, seeds, as_json)
+        failed = _check({r["name"] for r in listed}, seeds, as_json)
         ctx.exit(1 if failed else 0)
     if as_json:
         write_json("-", listed)
@@ -71,7 +95,7 @@ def rules(ctx: click.Context, name: str | None, check: bool, seeds: range, as_js
     out.print(f"{len(listed)} rules")
 
 
-def _named(found: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]:
+def _named(found: list[_Rule], name: str | None) -> list[_Rule]:
     listed = [r for r in found if name is None or name in r["name"]]
     if not listed:
         close = difflib.get_close_matches(name or "", [r["name"] for r in found], 3)
@@ -80,16 +104,18 @@ def _named(found: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]
     return listed
 
 
-def _check(native: Any, names: set[str], seeds: range, as_json: bool) -> int:
+def _check(names: set[str], seeds: range, as_json: bool) -> int:
     """Prints what the soundness walk found; the number of rules that failed."""
     from rich.progress import Progress
 
-    seen: dict[str, dict[str, Any]] = {}
+    from hypatia import _native
+
+    seen: dict[str, _Walked] = {}
     with Progress(console=console(err=True), transient=True) as progress:
         task = progress.add_task("both sides of every rule", total=len(seeds))
         for seed in seeds:
             progress.update(task, description=f"both sides of every rule, seed {seed}")
-            for found in json.loads(native.check_rules(seed)):
+            for found in json.loads(_native.check_rules(seed)):
                 if found["rule"] in names:
                     _note(seen, found, seed)
             progress.advance(task)
@@ -108,13 +134,13 @@ def _check(native: Any, names: set[str], seeds: range, as_json: bool) -> int:
     return len(failed)
 
 
-def _note(seen: dict[str, dict[str, Any]], found: dict[str, Any], seed: int) -> None:
+def _note(seen: dict[str, _Walked], found: _Walk, seed: int) -> None:
     """Adds what one walk saw of a rule; the first failure stays."""
     known = seen.setdefault(found["rule"], {"rule": found["rule"], "fired": 0, "failure": None, "seed": None})
     known["fired"] += found["fired"]
     failure = found["failure"] or (None if found["fired"] else "never fired, so not tested")
     if failure and not known["failure"]:
-        known.update(failure=f"seed {seed}: {failure}", seed=seed)
+        known["failure"], known["seed"] = f"seed {seed}: {failure}", seed
 
 
 def _said(seeds: range) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 EXPECTED = "it must return (model, inputs) or (model, inputs, kwargs)"
@@ -31,8 +32,8 @@ class Subject:
 
     name: str
     model: nn.Module
-    inputs: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    inputs: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Own:
     name: str
     subject: Subject
 
-    def build(self, dtype: Any, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def build(
+        self, dtype: torch.dtype | None, device: str
+    ) -> tuple[nn.Module, tuple[object, ...], dict[str, object]]:
         """The model, its inputs and its keyword arguments; floating ones in this dtype, if one is given."""
         import torch
 
@@ -85,7 +88,7 @@ def parse_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     """``key=value`` pairs for ``torch.compile(options=...)``; values are JSON where they can be."""
     from hypatia.options import OptionError, Options
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -150,8 +153,8 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _attribute(module: ModuleType, place: str, name: str) -> Any:
-    target: Any = module
+def _attribute(module: ModuleType, place: str, name: str) -> object:
+    target: object = module
     for part in name.split("."):
         if not hasattr(target, part):
             names = [
@@ -165,7 +168,7 @@ def _attribute(module: ModuleType, place: str, name: str) -> Any:
     return target
 
 
-def _called(target: Any, spec: str) -> Any:
+def _called(target: object, spec: str) -> object:
     from torch import nn
 
     if isinstance(target, (tuple, list)):
@@ -180,7 +183,7 @@ def _called(target: Any, spec: str) -> Any:
         raise click.ClickException(f"{spec}() failed: {type(e).__name__}: {e}") from e
 
 
-def _unpacked(result: Any, spec: str) -> Subject:
+def _unpacked(result: object, spec: str) -> Subject:
     import torch
 
     def wrong(what: str) -> click.ClickException:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from .output import console, progress, safe, table, write_json
 from .subject import SubjectType, load, parse_options
+
+if TYPE_CHECKING:
+    from hypatia.verifier.verify import Verification
 
 
 @click.command()
@@ -58,7 +61,7 @@ def _compared(
     options: tuple[str, ...],
     device: str,
     told: Callable[[str], None],
-) -> tuple[str, Any]:
+) -> tuple[str, Verification]:
     """The name of the model, and what the comparison showed."""
     import torch
 
@@ -79,7 +82,7 @@ def _compared(
         return given.name, hypatia.verify(reference, candidate, *given.inputs, kwargs=given.kwargs)
 
 
-def _data(name: str, backend: str, found: Any) -> dict[str, Any]:
+def _data(name: str, backend: str, found: Verification) -> dict[str, object]:
     results = [
         {"compiled": dataclasses.asdict(ours), "eager": dataclasses.asdict(theirs)}
         for ours, theirs in zip(found.candidate, found.reference, strict=True)
@@ -87,7 +90,7 @@ def _data(name: str, backend: str, found: Any) -> dict[str, Any]:
     return {"model": name, "backend": backend, "ok": found.ok, "reason": found.reason, "results": results}
 
 
-def _show(name: str, backend: str, found: Any, training: bool) -> None:
+def _show(name: str, backend: str, found: Verification, training: bool) -> None:
     rows = table("result", "of", ">max abs", ">mean abs", ">max rel", ">cosine", ">ulps")
     for i, pair in enumerate(zip(found.candidate, found.reference, strict=True)):
         for side, e in zip((backend, "eager"), pair, strict=True):

@@ -6,8 +6,9 @@ import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
+from ...capture.source_names import DrawnNode
 from .placing import LANE, SWEEPS, Vertex, placed
 from .repetition import repetitions
 
@@ -18,7 +19,17 @@ LONGEST_LABEL = 24
 """Characters of a label; longer ones are cut."""
 
 
-def drawn(nodes: Sequence[dict[str, Any]], *, weights: bool) -> dict[str, Any]:
+class Drawing(TypedDict):
+    """Where a graph is drawn."""
+
+    width: int
+    height: int
+    nodes: list[list[int]]
+    edges: list[list[int]]
+    bands: list[list[int]]
+
+
+def drawn(nodes: Sequence[DrawnNode], *, weights: bool) -> Drawing:
     """Places of nodes ``[id, x, y, width]``, edges ``[from, to, x, y, x, y, ...]`` and repeated layers.
 
     Without ``weights``, nodes that are made of frozen weights alone are left out.
@@ -44,12 +55,12 @@ def drawn(nodes: Sequence[dict[str, Any]], *, weights: bool) -> dict[str, Any]:
     }
 
 
-def is_weight(node: dict[str, Any]) -> bool:
+def is_weight(node: DrawnNode) -> bool:
     """Whether a node is a frozen weight or computed from such alone."""
     return node["kind"] == "weight" or node["folded"]
 
 
-def label(node: dict[str, Any]) -> str:
+def label(node: DrawnNode) -> str:
     """What stands in a node: its op, or what the model calls an input."""
     if node["kind"] in ("input", "weight"):
         # Of a path, the end says more.
@@ -59,7 +70,7 @@ def label(node: dict[str, Any]) -> str:
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
-def shape(node: dict[str, Any]) -> str:
+def shape(node: DrawnNode) -> str:
     """The second line of a node: its type; of a node with several results the first."""
     text = node["type"]
     if text.startswith("("):
@@ -68,7 +79,7 @@ def shape(node: dict[str, Any]) -> str:
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
-def _width(node: dict[str, Any]) -> float:
+def _width(node: DrawnNode) -> float:
     return max(64, 7.3 * len(label(node)) + 22, 6.1 * len(shape(node)) + 22)
 
 
@@ -77,7 +88,7 @@ def _top(vertex: Vertex) -> int:
 
 
 def _vertices(
-    nodes: Sequence[dict[str, Any]],
+    nodes: Sequence[DrawnNode],
 ) -> tuple[list[Vertex], dict[int, int], dict[tuple[int, int], int]]:
     """The graph in layers; edges of one node that pass the same layer pass it at one place."""
     layer = _layers(nodes)
@@ -106,7 +117,7 @@ def _connect(vertices: list[Vertex], upper: int, lower: int) -> None:
         vertices[lower].above.append(upper)
 
 
-def _layers(nodes: Sequence[dict[str, Any]]) -> dict[int, int]:
+def _layers(nodes: Sequence[DrawnNode]) -> dict[int, int]:
     """Each node below its operands; inputs, weights and what is made of them alone right above its user."""
     layer: dict[int, int] = {}
     users: dict[int, list[int]] = defaultdict(list)
@@ -172,7 +183,7 @@ def _crossings(vertices: list[Vertex], order: list[list[int]]) -> int:
 
 
 def _edges(
-    nodes: Sequence[dict[str, Any]],
+    nodes: Sequence[DrawnNode],
     vertices: list[Vertex],
     place: dict[int, int],
     passing: dict[tuple[int, int], int],
@@ -209,7 +220,7 @@ def _bends(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [*kept, points[-1]]
 
 
-def _bands(nodes: Sequence[dict[str, Any]], vertices: list[Vertex], place: dict[int, int]) -> list[list[int]]:
+def _bands(nodes: Sequence[DrawnNode], vertices: list[Vertex], place: dict[int, int]) -> list[list[int]]:
     """Top and bottom of every repetition of the same layer of a model."""
     flow = [n for n in nodes if n["kind"] in ("op", "fused", "opaque") and not n["folded"]]
     runs = repetitions([n["op"] for n in flow])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -44,15 +43,15 @@ def between(graph: fx.Graph) -> int:
     nodes = [n for n in graph.nodes if n.op in ("call_function", "call_module")]
     given = (n for n in graph.nodes if n.op in ("placeholder", "get_attr") or _is_folded(n))
     apart = {storage_of(n) for n in (*given, *_results(graph))}
-    last: dict[Any, int] = {}
-    size: dict[Any, int] = {}
+    last: dict[object, int] = {}
+    size: dict[object, int] = {}
     for at, node in enumerate(nodes):
         for read in (node, *node.all_input_nodes):
             storage = storage_of(read)
             if storage not in apart and storage is not None:
                 size.setdefault(storage, _size(read))
                 last[storage] = at
-    live: dict[Any, int] = {}
+    live: dict[object, int] = {}
     most = 0
     for at, node in enumerate(nodes):
         made = storage_of(node)

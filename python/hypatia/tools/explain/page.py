@@ -5,19 +5,46 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib import resources
-from typing import Any
+from typing import TypedDict
 
 import jinja2
 
+from ...capture.source_names import DrawnNode
 from . import words
-from .drawing import drawn, is_weight, label, shape
-from .savings import replaced, savings
+from .drawing import Drawing, drawn, is_weight, label, shape
+from .form import GraphForm, Number, ReportForm, TimingsData
+from .savings import Saving, replaced, savings
 
 SCRIPTS = ("drawing.js", "pane.js", "page.js")
 """Parts of the script, in the order they need each other."""
 
 
-def render(report: dict[str, Any]) -> str:
+class Side(TypedDict):
+    """One program of a graph: its nodes, and where they are drawn without and with weights."""
+
+    nodes: list[dict[str, object]]
+    flow: Drawing
+    all: Drawing
+
+
+class PageData(TypedDict):
+    """What the script draws and expands."""
+
+    before: Side
+    after: Side
+    lines: list[tuple[str, str, str]]
+    rules: list[str]
+    proof: list[list[int | str]]
+
+
+Place = TypedDict("Place", {"from": float, "to": float, "delta": float, "left": float, "width": float})
+
+
+class Row(Saving, Place):
+    """A row of the waterfall: a saving, and where it is drawn."""
+
+
+def render(report: ReportForm) -> str:
     """The page of a report, as its JSON has it."""
     script = '"use strict";\n' + "".join(_part(name) for name in SCRIPTS)
     environment = jinja2.Environment(
@@ -48,7 +75,7 @@ def _part(name: str) -> str:
     return (resources.files(__package__) / "template" / name).read_text(encoding="utf-8")
 
 
-def _figures(report: dict[str, Any]) -> list[dict[str, str]]:
+def _figures(report: ReportForm) -> list[dict[str, str]]:
     """The numbers at the head of the page."""
     cost, timings, verification = report["cost"], report["timings"], report["verification"]
     targets = ", ".join(sorted({g["target"] for g in report["graphs"]}))
@@ -75,10 +102,10 @@ def _figures(report: dict[str, Any]) -> list[dict[str, str]]:
         )
     results = verification["results"]
     if results:
-        ours, own = (_largest(results, who) for who in ("hypatia", "eager"))
-        note = "the same as eager's" if ours == own else f"eager's own: {words.error(own)}"
+        error, own = _largest([r["hypatia"] for r in results]), _largest([r["eager"] for r in results])
+        note = "the same as eager's" if error == own else f"eager's own: {words.error(own)}"
         figures.append(
-            {"name": "Error to float64", "value": words.error(ours), "note": f"largest; {note}", "tone": ""}
+            {"name": "Error to float64", "value": words.error(error), "note": f"largest; {note}", "tone": ""}
         )
     tone = {"passed": "good", "failed": "bad"}.get(verification["status"], "")
     note = verification["reason"] or f"{words.count(len(results), 'result')} as close to float64 as eager's"
@@ -88,11 +115,11 @@ def _figures(report: dict[str, Any]) -> list[dict[str, str]]:
     return figures
 
 
-def _largest(results: list[dict[str, Any]], who: str) -> Any:
-    return max((r[who]["max_abs"] for r in results), key=float)
+def _largest(errors: list[dict[str, Number]]) -> Number:
+    return max((e["max_abs"] for e in errors), key=float)
 
 
-def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str, Any]:
+def _graph(graph: GraphForm, title: str, data: PageData) -> dict[str, object]:
     """What the template shows of a graph."""
     before, after = graph["drawn"]["before"], graph["drawn"]["after"]
     ops = dict(zip(("before", "after"), words.ops(graph), strict=True))
@@ -102,15 +129,15 @@ def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str,
     return {
         **graph,
         "title": title,
-        "height": max(data[side]["flow"]["height"] for side in ("before", "after")),
+        "height": max(data["before"]["flow"]["height"], data["after"]["flow"]["height"]),
         "panes": [
             {
                 "side": side,
                 "title": side.capitalize(),
                 "nodes": ops[side],
-                "cost": graph[f"cost_{side}"],
+                "cost": cost,
             }
-            for side in ("before", "after")
+            for side, cost in (("before", graph["cost_before"]), ("after", graph["cost_after"]))
         ],
         "modules": words.modules(graph),
         "waterfall": _waterfall(graph, savings(replaced(before, after))),
@@ -118,15 +145,15 @@ def _graph(graph: dict[str, Any], title: str, data: dict[str, Any]) -> dict[str,
     }
 
 
-def _waterfall(graph: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str, Any]:
+def _waterfall(graph: GraphForm, changes: list[Saving]) -> dict[str, object]:
     """Rows from the cost before to the cost after; the axis starts where there is something to see."""
     before, after = graph["cost_before"], graph["cost_after"]
     changed = [c for c in changes if abs(c["cost_after"] - c["cost_before"]) > 1e-6 * max(before, 1e-9)]
     level, levels = before, [before, after]
-    rows = []
+    rows: list[Row] = []
     for c in changed:
         delta = c["cost_after"] - c["cost_before"]
-        rows.append({**c, "delta": delta, "from": level, "to": level + delta})
+        rows.append({**c, "delta": delta, "from": level, "to": level + delta, "left": 0.0, "width": 0.0})
         level += delta
         levels.append(level)
     # The cost before counts a value once that several of its nodes compute.
@@ -142,6 +169,8 @@ def _waterfall(graph: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str
                 "delta": rest,
                 "from": level,
                 "to": after,
+                "left": 0.0,
+                "width": 0.0,
             }
         )
     lowest, highest = min(levels), max(levels)
@@ -160,12 +189,12 @@ def _waterfall(graph: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str
     }
 
 
-def _bars(seconds: dict[str, float]) -> list[dict[str, Any]]:
+def _bars(seconds: dict[str, float]) -> list[dict[str, object]]:
     longest = max(seconds.values(), default=0.0) or 1.0
     return [{"name": n, "seconds": s, "width": 100 * s / longest} for n, s in seconds.items()]
 
 
-def _timings(timings: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _timings(timings: TimingsData | None) -> list[dict[str, object]]:
     """A bar for each median, and a mark for each call; slow outliers end at the edge."""
     if timings is None:
         return []
@@ -182,13 +211,13 @@ def _timings(timings: dict[str, Any] | None) -> list[dict[str, Any]]:
     ]
 
 
-def _data(graph: dict[str, Any]) -> dict[str, Any]:
+def _data(graph: GraphForm) -> PageData:
     """What the script draws and expands, in few bytes."""
     rules = list(dict.fromkeys(step["rule"] for step in graph["proof"]))
     number = {rule: i for i, rule in enumerate(rules)}
     groups = replaced(graph["drawn"]["before"], graph["drawn"]["after"])
     lines: dict[tuple[str, str, str], int] = {}
-    sides = {}
+    sides: dict[str, Side] = {}
     for side, nodes in graph["drawn"].items():
         other = {n["name"] for n in graph["drawn"]["after" if side == "before" else "before"]}
         group = {n["id"]: i for i, members in enumerate(groups) for n in members[side]}
@@ -207,14 +236,15 @@ def _data(graph: dict[str, Any]) -> dict[str, Any]:
             "all": drawn(nodes, weights=True),
         }
     return {
-        **sides,
+        "before": sides["before"],
+        "after": sides["after"],
         "lines": list(lines),
         "rules": rules,
         "proof": [[number[s["rule"]], int(s["forward"]), s["before"], s["after"]] for s in graph["proof"]],
     }
 
 
-def _weights_read(nodes: list[dict[str, Any]]) -> dict[int, str]:
+def _weights_read(nodes: list[DrawnNode]) -> dict[int, str]:
     """Names of the weights that nodes read, which are not drawn at first, by the numbers of the nodes."""
     known = {n["id"]: n for n in nodes}
     names: dict[int, list[str]] = {}
@@ -226,7 +256,7 @@ def _weights_read(nodes: list[dict[str, Any]]) -> dict[int, str]:
     return {i: " ".join(found) for i, found in names.items()}
 
 
-def _line(node: dict[str, Any], lines: dict[tuple[str, str, str], int]) -> int:
+def _line(node: DrawnNode, lines: dict[tuple[str, str, str], int]) -> int:
     """The number of a node's line among all lines; -1 if it has none."""
     place = node["line"]
     if place is None:
@@ -235,7 +265,7 @@ def _line(node: dict[str, Any], lines: dict[tuple[str, str, str], int]) -> int:
     return lines.setdefault(key, len(lines))
 
 
-def _node(node: dict[str, Any], other: set[str]) -> dict[str, Any]:
+def _node(node: DrawnNode, other: set[str]) -> dict[str, object]:
     kind = "folded" if node["folded"] else node["kind"]
     return {
         "id": node["id"],

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,6 +19,7 @@ from ...timeline import ORDER
 from ...verifier.verify import Verification
 from . import page, text
 from .breaks import Break
+from .form import Accuracy, Device, GraphForm, ReplayData, ReportForm, VerificationData
 from .memory import memory
 
 WIDTH = 110
@@ -69,9 +69,9 @@ class Report:
         """Seconds of the first call: the sum of its stages."""
         return sum(self.timeline.values())
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> ReportForm:
         """Everything as plain data; numbers that are not finite are strings."""
-        return plain(
+        form: ReportForm = plain(
             {
                 "model": self.name,
                 "training": self.training,
@@ -82,7 +82,8 @@ class Report:
                 },
                 "device": self._device(),
                 "cost": {
-                    side: sum(g.data[f"cost_{side}"] for g in self.graphs) for side in ("before", "after")
+                    "before": sum(g.data["cost_before"] for g in self.graphs),
+                    "after": sum(g.data["cost_after"] for g in self.graphs),
                 },
                 "first_call": self.first_call,
                 "timeline": [
@@ -98,6 +99,7 @@ class Report:
                 ],
             }
         )
+        return form
 
     def text(self) -> str:
         """The report as plain text."""
@@ -129,24 +131,24 @@ class Report:
         path.write_text(forms[path.suffix](), encoding="utf-8")
         return path
 
-    def _device(self) -> dict[str, Any]:
+    def _device(self) -> Device:
         cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if cuda else machine.cpu_name()
         note = "" if torch.cuda.is_available() else "no GPU found on this machine"
         return {"type": str(self.device), "name": name, "note": note, "threads": self.threads}
 
-    def _verification(self) -> dict[str, Any]:
+    def _verification(self) -> VerificationData:
         if self.verification is None:
             return {"status": "not compared", "reason": self.unverified, "results": []}
         v = self.verification
-        results = [
+        results: list[Accuracy] = [
             {"name": name, "hypatia": dataclasses.asdict(ours), "eager": dataclasses.asdict(own)}
             for name, ours, own in zip(self.compared, v.candidate, v.reference, strict=True)
         ]
         return {"status": "passed" if v.ok else "failed", "reason": v.reason, "results": results}
 
 
-def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -> dict[str, Any]:
+def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -> GraphForm:
     return {
         **graph.data,
         "kept": graph.kept,
@@ -157,6 +159,17 @@ def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -
         "programs": list(graph.programs),
         "drawn": graph.graphs,
         "check": None if graph.check is None else graph.check.data(),
-        "replay": None if replay is None else {**dataclasses.asdict(replay), "holds": replay.holds},
+        "replay": None if replay is None else _replay(replay),
         "proof": graph.proof if replay is not None else [],
+    }
+
+
+def _replay(replay: Replay) -> ReplayData:
+    return {
+        "evaluated": replay.evaluated,
+        "skipped": replay.skipped,
+        "worst": replay.worst,
+        "connected": replay.connected,
+        "failures": replay.failures,
+        "holds": replay.holds,
     }

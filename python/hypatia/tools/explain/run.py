@@ -44,10 +44,10 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def explain(
-    model: Callable[..., Any],
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    model: Callable[..., object],
+    *inputs: object,
+    kwargs: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
     training: bool = False,
     timings: bool = True,
     name: str | None = None,
@@ -114,7 +114,7 @@ def _original(model: Callable[..., Any]) -> Callable[..., Any]:
 class Step(nn.Module):
     """One call of a model; in training with the gradients of the summed floating results."""
 
-    def __init__(self, model: Callable[..., Any], call: Callable[..., Any], training: bool) -> None:
+    def __init__(self, model: Callable[..., object], call: Callable[..., object], training: bool) -> None:
         super().__init__()
         # A member, so that copying the step in float64 copies the model, and its buffers are found.
         self.model = model
@@ -122,7 +122,7 @@ class Step(nn.Module):
         self.with_gradients = training
         self.gradients: list[str] = []
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The results, and the gradients after them."""
         call = self.model if self.call is None else self.call
         if not self.with_gradients:
@@ -151,7 +151,7 @@ class Step(nn.Module):
 
 
 def _own_names(
-    model: Callable[..., Any], arguments: tuple[Any, dict[str, Any]], inputs: list[str]
+    model: Callable[..., object], arguments: tuple[Any, dict[str, object]], inputs: list[str]
 ) -> list[str]:
     """What the model calls its inputs, which reach it through `explained`."""
     args, kwargs = arguments
@@ -168,7 +168,7 @@ def _own_names(
     return [own(name) for name in inputs]
 
 
-def _weights(model: Callable[..., Any]) -> frozenset[str]:
+def _weights(model: Callable[..., object]) -> frozenset[str]:
     """Names of parameters and buffers."""
     if not isinstance(model, nn.Module):
         return frozenset()
@@ -177,8 +177,8 @@ def _weights(model: Callable[..., Any]) -> frozenset[str]:
 
 
 def _compiled(
-    model: Callable[..., Any], options: Mapping[str, Any] | None, breaks: Breaks
-) -> Callable[..., Any]:
+    model: Callable[..., object], options: Mapping[str, object] | None, breaks: Breaks
+) -> Callable[..., object]:
     """The model compiled for this report alone.
 
     Dynamo keeps what it compiled at the code object and takes it for every equal backend. A code object
@@ -190,7 +190,7 @@ def _compiled(
         breaks.saw(gm)
         return dynamo.hypatia(gm, example_inputs, options=options)
 
-    def explained(*args: Any, **kwargs: Any) -> Any:
+    def explained(*args: object, **kwargs: object) -> Any:
         return model(*args, **kwargs)
 
     code = explained.__code__.replace(co_name=f"explained_{next(_explained)}")
@@ -198,7 +198,7 @@ def _compiled(
     return torch.compile(own, backend=own_backend)
 
 
-def _call(step: Step, arguments: tuple[Any, dict[str, Any]]) -> None:
+def _call(step: Step, arguments: tuple[object, dict[str, object]]) -> None:
     """Runs a step on copies of the inputs, with the random numbers and buffers of the first run."""
     args, kwargs = pytree.tree_map(_copied, arguments)
     with buffers_kept(step):
@@ -206,7 +206,7 @@ def _call(step: Step, arguments: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _verified(
-    eager: Step, compiled: Step, arguments: tuple[Any, dict[str, Any]]
+    eager: Step, compiled: Step, arguments: tuple[Any, dict[str, object]]
 ) -> tuple[Verification | None, str]:
     """Both compared with float64; a model that cannot run in float64 is a reason, not an error."""
     args, kwargs = arguments
@@ -225,7 +225,11 @@ def _replayed(graph: GraphReport) -> Replay:
 
 
 def _timed(
-    eager: Step, compiled: Step, arguments: tuple[Any, dict[str, Any]], device: torch.device, warning: str
+    eager: Step,
+    compiled: Step,
+    arguments: tuple[object, dict[str, object]],
+    device: torch.device,
+    warning: str,
 ) -> Timings:
     """Both in turn, so that a slow moment of the machine hits both."""
     steps = {"eager": eager, "hypatia": compiled}
@@ -255,14 +259,14 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device(model: Callable[..., Any], arguments: Any) -> torch.device:
+def _device(model: Callable[..., object], arguments: object) -> torch.device:
     """Where the model runs: the first tensor of its parameters, else of the inputs."""
     own = list(model.parameters()) if isinstance(model, nn.Module) else []
     tensors = own + [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
     return next((t.device for t in tensors), torch.device("cpu"))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
@@ -273,9 +277,9 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_() if _needs_gradient(value) else value
 
 
-def _needs_gradient(value: Any) -> bool:
+def _needs_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _name(model: Callable[..., Any]) -> str:
+def _name(model: Callable[..., object]) -> str:
     return getattr(model, "__name__", None) or type(model).__name__

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
+from ...capture.source_names import DrawnNode
 from .drawing import is_weight
 
-Node = dict[str, Any]
-Group = dict[str, list[Node]]
+Group = dict[str, list[DrawnNode]]
+Value = tuple[str, int | str]
+"""A node of one side by its number, or a value of both by its name."""
 
 
-def replaced(before: Sequence[Node], after: Sequence[Node]) -> list[Group]:
+class Saving(TypedDict):
+    """Ops that were replaced by others, and what that changed."""
+
+    before: str
+    after: str
+    times: int
+    cost_before: float
+    cost_after: float
+
+
+def replaced(before: Sequence[DrawnNode], after: Sequence[DrawnNode]) -> list[Group]:
     """Groups of nodes before, each with the nodes after that compute the same values.
 
     A node after has the name of the node before that computes the same value. Values that are computed
@@ -28,7 +40,7 @@ def replaced(before: Sequence[Node], after: Sequence[Node]) -> list[Group]:
             for operand in (flow[i] for i in n["inputs"] if i in flow):
                 if operand["name"] not in other:
                     sets.join((side, operand["id"]), (side, n["id"]))
-    groups: dict[Any, Group] = defaultdict(lambda: {"before": [], "after": []})
+    groups: dict[Value, Group] = defaultdict(lambda: {"before": [], "after": []})
     for side, nodes, _ in sides:
         for n in nodes:
             if not is_weight(n) and n["kind"] in ("op", "fused", "opaque"):
@@ -36,26 +48,26 @@ def replaced(before: Sequence[Node], after: Sequence[Node]) -> list[Group]:
     return list(groups.values())
 
 
-def savings(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def savings(groups: Sequence[Group]) -> list[Saving]:
     """What was replaced by what, equal replacements together, the largest saving first."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], Saving] = {}
     for group in groups:
         key = (_ops(group["before"]), _ops(group["after"]))
         entry = found.setdefault(
             key, {"before": key[0], "after": key[1], "times": 0, "cost_before": 0.0, "cost_after": 0.0}
         )
         entry["times"] += 1
-        for side in ("before", "after"):
-            entry[f"cost_{side}"] += sum(n["cost"] for n in group[side])
+        entry["cost_before"] += sum(n["cost"] for n in group["before"])
+        entry["cost_after"] += sum(n["cost"] for n in group["after"])
     return sorted(found.values(), key=lambda e: e["cost_after"] - e["cost_before"])
 
 
-def _place(side: str, node: Node, other: set[str]) -> tuple[str, Any]:
+def _place(side: str, node: DrawnNode, other: set[str]) -> Value:
     """The same for a value that is computed on both sides."""
     return ("both", node["name"]) if node["name"] in other else (side, node["id"])
 
 
-def _ops(nodes: Sequence[Node]) -> str:
+def _ops(nodes: Sequence[DrawnNode]) -> str:
     """Ops with their numbers, the dearest first."""
     cost: dict[str, float] = defaultdict(float)
     for n in nodes:
@@ -69,13 +81,13 @@ class _Sets:
     """Sets that only grow together."""
 
     def __init__(self) -> None:
-        self._above: dict[Any, Any] = {}
+        self._above: dict[Value, Value] = {}
 
-    def of(self, item: Any) -> Any:
+    def of(self, item: Value) -> Value:
         while (above := self._above.get(item, item)) != item:
             self._above[item] = self._above.get(above, above)
             item = above
         return item
 
-    def join(self, a: Any, b: Any) -> None:
+    def join(self, a: Value, b: Value) -> None:
         self._above[self.of(a)] = self.of(b)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...compiler.report import RuleUse
 from . import words
-from .savings import replaced, savings
+from .form import Accuracy, GraphForm, ReportForm, Stage
+from .savings import Saving, replaced, savings
 
 SHOWN = 6
 """Rows of the largest savings."""
 
 
-def render(report: dict[str, Any]) -> RenderableType:
+def render(report: ReportForm) -> RenderableType:
     """What a report says, as its JSON has it."""
     return Group(*_parts(report))
 
 
-def _parts(report: dict[str, Any]) -> Iterator[RenderableType]:
+def _parts(report: ReportForm) -> Iterator[RenderableType]:
     yield Text(report["model"], style="bold")
     yield Text(_machine(report), style="dim")
     yield Text("")
@@ -40,7 +41,7 @@ def _parts(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield _timeline(report["timeline"], report["first_call"])
 
 
-def _machine(report: dict[str, Any]) -> str:
+def _machine(report: ReportForm) -> str:
     device, versions = report["device"], report["versions"]
     parts = [
         "training" if report["training"] else "inference",
@@ -51,7 +52,7 @@ def _machine(report: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _summary(report: dict[str, Any]) -> Table:
+def _summary(report: ReportForm) -> Table:
     table = Table.grid(padding=(0, 2))
     cost, timings, verification = report["cost"], report["timings"], report["verification"]
     change = words.change(cost["before"], cost["after"])
@@ -69,7 +70,7 @@ def _summary(report: dict[str, Any]) -> Table:
     return table
 
 
-def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
+def _graph(graph: GraphForm, title: str) -> Iterator[RenderableType]:
     yield _title(title)
     table = Table.grid(padding=(0, 2))
     before, after = words.ops(graph)
@@ -106,7 +107,7 @@ def _graph(graph: dict[str, Any], title: str) -> Iterator[RenderableType]:
     yield _memory(graph["memory"])
 
 
-def _rules(rules: list[dict[str, Any]]) -> Table:
+def _rules(rules: list[RuleUse]) -> Table:
     table = Table("rule", "times", "numerics", "law", box=box.SIMPLE_HEAD, pad_edge=False)
     table.columns[1].justify = "right"
     for r in rules:
@@ -114,7 +115,7 @@ def _rules(rules: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _changes(changes: list[dict[str, Any]]) -> Table:
+def _changes(changes: list[Saving]) -> Table:
     table = Table("replaced", "by", "times", "change of cost", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
@@ -126,7 +127,7 @@ def _changes(changes: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _modules(modules: list[dict[str, Any]]) -> Table:
+def _modules(modules: list[words.ModuleCost]) -> Table:
     """The dearest modules."""
     table = Table("module", "lines", "ops", "cost", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[2:]:
@@ -152,7 +153,7 @@ def _memory(memory: dict[str, dict[str, int]]) -> Table:
     return table
 
 
-def _timeline(timeline: list[dict[str, Any]], whole: float) -> Table:
+def _timeline(timeline: list[Stage], whole: float) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -163,7 +164,7 @@ def _timeline(timeline: list[dict[str, Any]], whole: float) -> Table:
     return table
 
 
-def _cuts(report: dict[str, Any]) -> Iterator[RenderableType]:
+def _cuts(report: ReportForm) -> Iterator[RenderableType]:
     """Graph breaks, and graphs that were left as they are."""
     if report["breaks"]:
         yield _title("Graph breaks")
@@ -177,15 +178,14 @@ def _cuts(report: dict[str, Any]) -> Iterator[RenderableType]:
             yield Text(f"{g['kind']}: {g['reason']}")
 
 
-def _accuracy(results: list[dict[str, Any]]) -> Table:
+def _accuracy(results: list[Accuracy]) -> Table:
     table = Table(
         "result", "", "largest", "mean", "relative", "roundings", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for column in table.columns[2:]:
         column.justify = "right"
     for result in results:
-        for who in ("hypatia", "eager"):
-            e = result[who]
+        for who, e in (("hypatia", result["hypatia"]), ("eager", result["eager"])):
             errors = [words.error(e[key]) for key in ("max_abs", "mean_abs", "max_relative")]
             table.add_row(
                 Text(result["name"] if who == "hypatia" else ""), who, *errors, f"{float(e['ulps']):.1f}"

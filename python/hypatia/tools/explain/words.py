@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+from ...capture.source_names import LineData
+from .form import GraphForm
 
 NUMERICS = {
     "exact": "bit for bit the same",
@@ -69,12 +72,12 @@ def size(count: float) -> str:
     return f"{digits(count)} GiB"
 
 
-def ops(graph: Mapping[str, Any]) -> tuple[int, int]:
+def ops(graph: GraphForm) -> tuple[int, int]:
     """How many ops a call of a graph has before and after; what is computed once from weights is none."""
     return sum(graph["ops_before"].values()), sum(graph["ops_after"].values())
 
 
-def runs(graph: Mapping[str, Any]) -> str:
+def runs(graph: GraphForm) -> str:
     """Which form of a graph runs, why, and what forms take."""
     by = {"plan": "by its native plan", "graph": "by torch's ops", "eager": "as it was captured"}
     text = by.get(graph["kept"], graph["kept"])
@@ -87,21 +90,39 @@ def runs(graph: Mapping[str, Any]) -> str:
     return text
 
 
-def line(place: Mapping[str, Any] | None) -> str:
+def line(place: LineData | None) -> str:
     """A line of a program, without its folders."""
     return f"{Path(place['file']).name}:{place['line']}" if place else ""
 
 
-def modules(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
+class ModuleCost(TypedDict):
+    """Ops and costs of a module, and the lines that they are from."""
+
+    module: str
+    lines: list[str]
+    before: int
+    after: int
+    cost_before: float
+    cost_after: float
+
+
+def _nothing(module: str) -> ModuleCost:
+    return {"module": module, "lines": [], "before": 0, "after": 0, "cost_before": 0.0, "cost_after": 0.0}
+
+
+def modules(graph: GraphForm) -> list[ModuleCost]:
     """Ops and costs by module, in the order in which they are called."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, ModuleCost] = {}
     for side in ("before", "after"):
         for node in graph["drawn"][side]:
             if node["kind"] in ("op", "fused", "opaque") and not node["folded"]:
-                empty = {"module": node["module"], "lines": [], "before": 0, "after": 0}
-                entry = found.setdefault(node["module"], {**empty, "cost_before": 0.0, "cost_after": 0.0})
-                entry[side] += 1
-                entry[f"cost_{side}"] += node["cost"]
+                entry = found.setdefault(node["module"], _nothing(node["module"]))
+                if side == "before":
+                    entry["before"] += 1
+                    entry["cost_before"] += node["cost"]
+                else:
+                    entry["after"] += 1
+                    entry["cost_after"] += node["cost"]
                 place = line(node["line"])
                 if place and place not in entry["lines"]:
                     entry["lines"].append(place)

@@ -1,0 +1,59 @@
+"""What a native plan says about itself, as JSON has it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Literal, TypedDict
+
+from .. import _native
+from ..capture.arguments import Arg
+
+
+class Operand(TypedDict, total=False):
+    """An operand of a call: one of the tensors that the step reads, or a size."""
+
+    tensor: int
+    int: builtins.int
+
+
+class TorchCall(TypedDict):
+    """A call into torch."""
+
+    origin: int | None
+    """The captured call that is made again; none for a call of the op table."""
+    target: str
+    args: list[Arg]
+    """Arguments in the order of the schema; nodes are numbers of operands."""
+    operands: list[Operand | Literal["attr"]]
+    kept: list[int] | None
+    """Which of its results are written, where not all are."""
+
+
+class Returned(TypedDict):
+    """How a result is seen in an input or an output."""
+
+    given: bool
+    at: int
+    offset: int
+    shape: list[int]
+    strides: list[int]
+    whole: bool
+
+
+class Described(TypedDict):
+    """A plan: nodes of the program by their numbers, steps, calls and results."""
+
+    inputs: list[int]
+    constants: list[int]
+    steps: list[str]
+    calls: list[TorchCall]
+    results: list[Returned]
+    keeps: list[int]
+    masks: list[int]
+
+
+def described(plan: _native.NativePlan) -> Described:
+    """What a plan says about itself."""
+    found: Described = json.loads(plan.describe())
+    return found
