@@ -89,3 +89,9 @@ def test_16_bit_results_with_several_times_eagers_error_are_wrong() -> None:
     own = float((eager.double() - exact).abs().max())
     assert judge.judge("", (exact + 1.5 * own).bfloat16(), eager, exact).ok
     assert not judge.judge("", (exact + 6 * own).bfloat16(), eager, exact).ok
+
+
+def test_a_tensor_in_place_of_a_number_is_of_the_wrong_kind() -> None:
+    result = judge.judge("y", torch.ones(2), 3, None)
+    assert not result.ok
+    assert "instead of int" in result.type

@@ -101,7 +101,7 @@ def judge(
     It may be ``narrow``, with values of fewer digits than float64 on its way, or ``coarse``, with some of
     16 bits; with ``tf32`` eager itself may have rounded what it multiplies to eleven.
     """
-    if not isinstance(mine, torch.Tensor):
+    if not isinstance(mine, torch.Tensor) or not isinstance(eager, torch.Tensor):
         return wrong_kind(name, eager, mine)
     kind = type_text(eager)
     if not is_float(mine):

@@ -113,7 +113,7 @@ def bench(
     ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
 
 
-def _write(results: dict[str, Any], json_file: str | None, html: str | None) -> None:
+def _write(results: dict[str, object], json_file: str | None, html: str | None) -> None:
     if json_file:
         write_json(json_file, results)
     if html:
