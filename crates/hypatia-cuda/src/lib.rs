@@ -16,6 +16,7 @@
 //! | [`plan`] | plans: steps over device memory |
 //! | [`replay`] | launches recorded once for each set of addresses |
 
+mod abilities;
 pub mod codegen;
 pub mod driver;
 mod error;
@@ -29,4 +30,5 @@ pub mod replay;
 pub mod setting;
 mod sys;
 
+pub use abilities::ABILITIES;
 pub use error::{Error, Result};

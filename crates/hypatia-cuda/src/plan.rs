@@ -7,8 +7,9 @@ mod product;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_runtime::kernels::call::{Call, Strided};
-use hypatia_runtime::plan::{LinearStep, Machine, Operand, Place, Plan, Task, TorchStep, ValueId};
+use hypatia_runtime::plan::{LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId};
 
+use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
@@ -60,13 +61,13 @@ impl Bound {
         calls: Vec<Box<dyn Call>>,
         mut setting: Setting<'_>,
     ) -> Result<Bound> {
-        if plan.machine != Machine::Cuda
+        if plan.device != ABILITIES.name
             || constants.len() != plan.constants.len()
             || calls.len() != plan.calls()
             || constants.iter().any(|a| !(*a as usize).is_multiple_of(ALIGNMENT))
         {
             return Err(Error::unsupported(
-                "a plan for other constants, calls or another machine",
+                "a plan for other constants, calls or another device",
             ));
         }
         let device = setting.stream.device();

@@ -3,6 +3,7 @@
 mod call;
 mod cuda;
 mod cuda_plan;
+mod devices;
 mod plan;
 mod results;
 mod split_weights;
@@ -21,7 +22,6 @@ use hypatia_core::ir::program::Program;
 use hypatia_core::ir::{import, text};
 use hypatia_core::rules::{Numerics, soundness};
 use hypatia_core::{Optimized, Options, report};
-use hypatia_runtime::lower::plan::Wish;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -125,7 +125,7 @@ impl Optimization {
     /// kept beside outputs (`keep`) or taken beside inputs (`masked`).
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
         guarded(py, || {
-            let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
+            let wish = devices::wish(wish)?;
             let lowered = hypatia_runtime::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
         })
@@ -233,7 +233,7 @@ impl KeptProgram {
     /// The program as a native plan; see `Optimization.plan`.
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
         guarded(py, || {
-            let wish: Wish = serde_json::from_str(wish).map_err(failed)?;
+            let wish = devices::wish(wish)?;
             let lowered =
                 hypatia_runtime::lower::plan::lower_program(&self.program, &self.weights, self.results, &wish);
             Ok(plan::NativePlan::new(lowered.map_err(failed)?))

@@ -2,6 +2,7 @@
 
 pub mod arena;
 pub mod cpu;
+pub mod device;
 pub mod error;
 pub mod kernels;
 pub mod lower;

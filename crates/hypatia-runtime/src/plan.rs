@@ -15,8 +15,7 @@ use crate::cpu::linear::Packed;
 use crate::error::Error;
 use crate::kernels::call::Call;
 pub use crate::step::{
-    ColumnStep, Gradient, LinearStep, Machine, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value,
-    ValueId,
+    ColumnStep, Gradient, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId,
 };
 use crate::tuning::Database;
 use ready::{Ready, Weights};

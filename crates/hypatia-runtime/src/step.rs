@@ -42,13 +42,13 @@ pub struct LinearStep {
     pub x_stride: usize,
     /// How many rows.
     pub m: usize,
-    /// Weight, a constant on the CPU.
+    /// Weight, a constant if the device packs it.
     pub w: ValueId,
     /// The weight has a column, not a row, for each column of the result.
     pub transposed: bool,
     /// Bias, as the weight.
     pub b: Option<ValueId>,
-    /// The columns of the result that are computed, if not all, from those parts of weight and bias; on the CPU only.
+    /// The columns of the result that are computed, if not all, from those parts of weight and bias.
     pub columns: Option<Range<usize>>,
     /// What is added at the end: rows, and how far apart.
     pub r: Option<(Operand, usize)>,
@@ -56,7 +56,7 @@ pub struct LinearStep {
     pub activation: Activation,
     /// The result.
     pub y: ValueId,
-    /// What passes of a training step need beside; a GPU's kernels only.
+    /// What passes of a training step need beside; only where the device can.
     pub gradient: Gradient,
 }
 
@@ -158,9 +158,9 @@ pub enum Task {
     Region(Box<RegionStep>),
     /// An op on rows.
     Rows(Box<RowStep>),
-    /// Sums over rows, on a GPU.
+    /// Sums over rows.
     Columns(Box<ColumnStep>),
-    /// A norm of a training step, on a GPU.
+    /// A norm of a training step.
     Norm(Box<NormStep>),
     /// A call into torch.
     Torch(TorchStep),
@@ -206,7 +206,7 @@ impl Task {
         }
     }
 
-    /// Values that a step reads as weights: constants that the CPU packs, anything on a GPU.
+    /// Values that a step reads as weights: constants, or anything where the device takes it.
     pub fn weights(&self) -> Vec<ValueId> {
         match self {
             Task::Linear(l) => [Some(l.w), l.b].into_iter().flatten().collect(),
@@ -256,21 +256,11 @@ impl Task {
     }
 }
 
-/// Where a plan runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Machine {
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// A GPU of NVIDIA's.
-    Cuda,
-}
-
 /// Steps in order, over values. Every value is an input, a constant, or written by exactly one step.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Where it runs.
-    pub machine: Machine,
+    /// The name of the device that it was made for.
+    pub device: &'static str,
     /// All values.
     pub values: Vec<Value>,
     /// What is done.

@@ -141,12 +141,18 @@ impl Default for Devices {
 }
 
 impl Devices {
-    fn index(&mut self, name: &str) -> Option<Device> {
+    /// The number of a device, new if it was not in the table; none if the table is full.
+    pub fn index(&mut self, name: &str) -> Option<Device> {
         let i = self.0.iter().position(|d| d == name).unwrap_or_else(|| {
             self.0.push(name.into());
             self.0.len() - 1
         });
         u8::try_from(i).ok().map(Device)
+    }
+
+    /// torch's name of a device, if it is in the table.
+    pub fn name(&self, device: Device) -> Option<&str> {
+        self.0.get(usize::from(device.0)).map(String::as_str)
     }
 
     /// The type that a captured one means.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use egg::Id;
 
 use super::build::{Sink, build};
-use super::captured::{Captured, CapturedArg, CapturedDim, Devices, Record};
+use super::captured::{Captured, CapturedArg, CapturedDim, Record};
 use super::functions::{canonical, function};
 use super::node::{Node, Op};
 use super::program::{Input, Opaque, Program};
@@ -31,11 +31,10 @@ enum Bound {
 pub fn import(captured: &Captured) -> Result<Program> {
     let mut program = Program::default();
     program.leaves.hints = captured.hints.clone();
-    let mut devices = Devices::default();
     let mut ids: Vec<Id> = Vec::with_capacity(captured.records.len());
     let items = items_read(captured);
     for (i, record) in captured.records.iter().enumerate() {
-        let ty = devices.ty(&record.ty);
+        let ty = program.leaves.devices.ty(&record.ty);
         let id = if record.input {
             program.input(Input {
                 name: record.name.clone(),

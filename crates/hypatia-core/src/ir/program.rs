@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use egg::{Id, Language, RecExpr};
 use rustc_hash::FxHashMap;
 
+use super::captured::Devices;
 use super::define;
 use super::node::{Node, Op};
 use crate::attr::Attr;
@@ -48,6 +49,8 @@ pub struct Leaves {
     pub opaques: BTreeMap<u32, Opaque>,
     /// Sizes to assume for symbols when costs are estimated.
     pub hints: BTreeMap<String, i64>,
+    /// The devices that types name by number.
+    pub devices: Devices,
 }
 
 impl Leaves {

@@ -2,21 +2,25 @@
 
 use hypatia_core::ir::program::Program;
 use hypatia_core::ir::text::{Weights, parse};
-use hypatia_core::ty::{Device, Ty};
+use hypatia_core::ty::Ty;
 use hypatia_core::{Options, optimize};
+use hypatia_runtime::device::Registered;
 use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
 use hypatia_runtime::plan::Task;
 
+const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
+
 /// The plan of a program whose tensors are all on a GPU.
 fn lowered(text: &str) -> Lowered {
-    lowered_as(text, &Wish::default())
+    lowered_as(text, &Wish::on(CUDA))
 }
 
 fn lowered_as(text: &str, wish: &Wish) -> Lowered {
     let mut program = parse(text, Weights::Frozen).unwrap();
+    let gpu = program.leaves.devices.index("cuda:0").unwrap();
     for input in &mut program.leaves.inputs {
         if let Ty::Tensor(t) = &mut input.ty {
-            t.device = Device(1);
+            t.device = gpu;
         }
     }
     let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
@@ -118,7 +122,7 @@ fn gradients_of_activations_are_part_of_regions() {
 fn what_is_kept_lies_as_the_backward_pass_expects() {
     let mut wish = Wish {
         saved: true,
-        ..Wish::default()
+        ..Wish::on(CUDA)
     };
     let text = "(tuple (exp (permute x:bf16[2,5,4,8] [0,2,1,3])))";
     let returned = |wish: &Wish| lowered_as(text, wish).results[0].strides.clone();

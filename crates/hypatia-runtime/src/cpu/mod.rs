@@ -1,5 +1,6 @@
 //! Kernels for CPUs.
 
+mod abilities;
 pub mod aligned;
 pub mod gemm_bf16;
 pub mod gemm_f32;
@@ -10,3 +11,5 @@ pub mod machine;
 pub mod math;
 pub mod region;
 pub mod rowwise;
+
+pub use abilities::ABILITIES;

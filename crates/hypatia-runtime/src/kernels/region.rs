@@ -76,6 +76,63 @@ pub enum Op {
     Clamp,
 }
 
+/// The rows of the op table that ops are, constants and casts aside.
+const NAMES: &[(&str, Op)] = &[
+    ("neg", Op::Neg),
+    ("abs", Op::Abs),
+    ("sign", Op::Sign),
+    ("exp", Op::Exp),
+    ("expm1", Op::Expm1),
+    ("log", Op::Log),
+    ("log1p", Op::Log1p),
+    ("sqrt", Op::Sqrt),
+    ("rsqrt", Op::Rsqrt),
+    ("reciprocal", Op::Reciprocal),
+    ("square", Op::Square),
+    ("sin", Op::Sin),
+    ("cos", Op::Cos),
+    ("erf", Op::Erf),
+    ("tanh", Op::Tanh),
+    ("sigmoid", Op::Sigmoid),
+    ("relu", Op::Relu),
+    ("gelu", Op::Gelu),
+    ("gelu_tanh", Op::GeluTanh),
+    ("silu", Op::Silu),
+    ("floor", Op::Floor),
+    ("ceil", Op::Ceil),
+    ("logical_not", Op::Not),
+    ("add", Op::Add),
+    ("sub", Op::Sub),
+    ("mul", Op::Mul),
+    ("div", Op::Div),
+    ("pow", Op::Pow),
+    ("maximum", Op::Maximum),
+    ("minimum", Op::Minimum),
+    ("eq", Op::Eq),
+    ("ne", Op::Ne),
+    ("lt", Op::Lt),
+    ("le", Op::Le),
+    ("gt", Op::Gt),
+    ("ge", Op::Ge),
+    ("logical_and", Op::And),
+    ("logical_or", Op::Or),
+    ("where", Op::Where),
+    ("masked_fill", Op::MaskedFill),
+    ("clamp", Op::Clamp),
+];
+
+impl Op {
+    /// The op of a row of the op table; none for rows that are something else, and for casts.
+    pub fn named(name: &str) -> Option<Op> {
+        NAMES.iter().find(|(row, _)| *row == name).map(|(_, op)| *op)
+    }
+
+    /// The row of the op table; none for constants and casts.
+    pub fn name(self) -> Option<&'static str> {
+        NAMES.iter().find(|(_, op)| *op == self).map(|(name, _)| *name)
+    }
+}
+
 /// One op and the numbers of the values that it takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction {

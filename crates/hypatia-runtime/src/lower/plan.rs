@@ -26,8 +26,9 @@ use hypatia_core::ty::{DType, Device, Ty};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
+use crate::device::{Abilities, Registered, find};
 use crate::error::{Error, Result};
-use crate::step::{Machine, Operand, Plan, Value, ValueId};
+use crate::step::{Operand, Plan, Value, ValueId};
 pub use calls::{CallOperand, TorchCall};
 use gradients::Gate;
 use inline::Inlined;
@@ -68,14 +69,25 @@ pub struct Wish {
     pub keep: Vec<usize>,
     /// Inputs whose masks are inputs, too, after all others; see [`Lowered::masks`].
     pub masked: Vec<usize>,
+    /// The devices that it may be made for; the program's tensors say which of them it is.
+    #[serde(skip)]
+    pub devices: &'static [Registered],
 }
 
 impl Wish {
-    /// A plan of plain results at these sizes.
-    pub fn at(sizes: &BTreeMap<String, i64>) -> Wish {
+    /// A plan of plain results on one of these devices.
+    pub fn on(devices: &'static [Registered]) -> Wish {
+        Wish {
+            devices,
+            ..Wish::default()
+        }
+    }
+
+    /// The same at these sizes.
+    pub fn at(self, sizes: &BTreeMap<String, i64>) -> Wish {
         Wish {
             sizes: sizes.clone(),
-            ..Wish::default()
+            ..self
         }
     }
 }
@@ -97,7 +109,9 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     }
     let inlined = Inlined::new(output, &|id| weights[usize::from(id)], &wish.sizes)?;
     let device = device_of(&inlined.program)?;
-    Lowering::new(&inlined, device, wish).lower()
+    let name = output.leaves.devices.name(device).unwrap_or_default();
+    let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
+    Lowering::new(&inlined, device, abilities, wish).lower()
 }
 
 /// The device of all tensors.
@@ -117,6 +131,8 @@ fn device_of(program: &Program) -> Result<Device> {
 struct Lowering<'a> {
     wish: &'a Wish,
     device: Device,
+    /// What the device can do.
+    can: &'static Abilities,
     source: &'a Inlined,
     program: &'a Program,
     uses: Vec<usize>,
@@ -145,7 +161,7 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(source: &'a Inlined, device: Device, wish: &'a Wish) -> Lowering<'a> {
+    fn new(source: &'a Inlined, device: Device, can: &'static Abilities, wish: &'a Wish) -> Lowering<'a> {
         let program = &source.program;
         let mut uses = vec![0; program.nodes().len()];
         let mut users = vec![program.root; program.nodes().len()];
@@ -157,14 +173,10 @@ impl<'a> Lowering<'a> {
                 });
             }
         }
-        let machine = if device == Device::default() {
-            Machine::Cpu
-        } else {
-            Machine::Cuda
-        };
         let mut lowering = Lowering {
             wish,
             device,
+            can,
             source,
             program,
             inside: vec![false; program.nodes().len()],
@@ -173,7 +185,7 @@ impl<'a> Lowering<'a> {
             uses,
             users,
             plan: Plan {
-                machine,
+                device: can.name,
                 ..Plan::default()
             },
             inputs: vec![],

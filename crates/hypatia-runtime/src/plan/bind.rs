@@ -9,10 +9,9 @@ use hypatia_core::ty::DType;
 
 use super::chunks::{Chunks, Form};
 use super::ready::{Ready, Weights};
-use super::{
-    Gradient, LinearStep, Machine, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice,
-};
+use super::{Gradient, LinearStep, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice};
 use crate::arena::{Arenas, Life, place};
+use crate::cpu::ABILITIES;
 use crate::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
 use crate::error::{Error, Result};
 use crate::kernels::call::Call;
@@ -43,8 +42,8 @@ impl Plan {
         calls: Vec<Box<dyn Call>>,
         setting: Setting<'_>,
     ) -> Result<Runnable> {
-        if self.machine != Machine::Cpu {
-            return Err(broken("made for another machine"));
+        if self.device != ABILITIES.name {
+            return Err(broken(format!("made for the device {:?}", self.device)));
         }
         if constants.len() != self.constants.len() || calls.len() != self.calls() {
             return Err(broken(format!(

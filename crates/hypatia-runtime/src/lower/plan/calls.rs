@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
-use crate::step::{Machine, Operand, Task, TorchStep};
+use crate::step::{Operand, Task, TorchStep};
 
 /// A call into torch, for whoever binds the plan.
 #[derive(Debug, Clone, Serialize)]
@@ -67,8 +67,7 @@ impl Lowering<'_> {
                         let wanted = self.wish.layouts.read(&o.name, operands.len());
                         operand = self.as_wanted(*child, operand, wanted)?;
                     } else if self.row(id).is_some_and(Row::keeps_layout) {
-                        // Kernels of attention on a GPU read 16 bytes at a time.
-                        let aligned = self.plan.machine == Machine::Cpu || operand.has_aligned_rows(t.dtype.size());
+                        let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
                         if !operand.has_dense_rows() || !aligned {
                             operand = self.copy_of(*child, &operand)?;
                         }
@@ -147,10 +146,10 @@ impl Lowering<'_> {
         self.program.reachable().into_iter().any(reads)
     }
 
-    /// The strides of a result, where they are not the usual ones: torch's attention on a GPU writes as its query lies,
-    /// and anything else would be a copy.
+    /// The strides of a result, where they are not the usual ones: attention may write as its query lies, and
+    /// anything else would be a copy.
     fn strides_like(&self, id: Id, query: &Operand, shape: &[usize]) -> Option<Vec<isize>> {
-        let attention = self.name(id) == "attention" && self.plan.machine == Machine::Cuda;
+        let attention = self.name(id) == "attention" && self.can.attention_as_query;
         (attention && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
     }
 }

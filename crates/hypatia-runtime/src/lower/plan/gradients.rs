@@ -1,4 +1,4 @@
-//! What backward passes are made of on a GPU: sums over rows, sums that a product takes along, masks of ReLU.
+//! What backward passes are made of on devices that can: sums over rows, sums that a product takes along, masks of ReLU.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -7,7 +7,7 @@ use hypatia_core::ty::DType;
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::product::Activation;
-use crate::step::{ColumnStep, LinearStep, Machine, Operand, Task, Value, ValueId};
+use crate::step::{ColumnStep, LinearStep, Operand, Task, Value, ValueId};
 
 /// A step that does nothing but set a gradient to zero where the result of a ReLU is.
 pub(super) struct Gate {
@@ -23,7 +23,7 @@ impl Lowering<'_> {
     /// How many first dimensions a node sums over, if it is a sum of that kind.
     pub(super) fn column_sum(&self, id: Id) -> Option<usize> {
         let children = &self.program.node(id).children;
-        if self.plan.machine != Machine::Cuda || self.name(id) != "sum" {
+        if !self.can.column_sums || self.name(id) != "sum" {
             return None;
         }
         let (shape, from) = self.shape(*children.first()?).ok()?;
@@ -84,7 +84,7 @@ impl Lowering<'_> {
 
     /// Notes a region that only masks a gradient.
     pub(super) fn note_gate(&mut self, root: Id, y: ValueId, inputs: &[Operand]) {
-        if self.plan.machine != Machine::Cuda || self.name(root) != "relu_backward" {
+        if self.can.relu_masks.is_none() || self.name(root) != "relu_backward" {
             return;
         }
         let children = &self.program.node(root).children;
@@ -114,7 +114,7 @@ impl Lowering<'_> {
                 && l.activation == Activation::Relu
                 && l.b.is_some()
                 && l.r.is_none()
-                && self.plan.machine == Machine::Cuda)
+                && self.can.relu_masks.is_some())
         })
     }
 
@@ -195,12 +195,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A bit for each element of a product, rows filled up as cuBLASLt wants them.
+    /// A bit for each element of a product, rows filled up as the device wants them.
     fn mask_of(&self, l: &LinearStep) -> Result<Value> {
         let sizes = l.sizes(&self.plan.values[l.w].shape);
         let (n, _) = sizes.ok_or_else(|| no_plan("a weight that is no matrix"))?;
+        let filled = self.can.relu_masks.ok_or_else(|| no_plan("masks of ReLU"))?;
         Ok(Value {
-            shape: vec![l.m, n.next_multiple_of(128) / 8],
+            shape: vec![l.m, n.next_multiple_of(filled) / 8],
             dtype: DType::U8,
         })
     }

@@ -1,4 +1,4 @@
-//! Norms of training steps on a GPU: one kernel gives a norm with its statistics, or its gradients.
+//! Norms of training steps, on devices where one kernel gives a norm with its statistics, or its gradients.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -6,10 +6,7 @@ use hypatia_core::ty::{DType, Ty};
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
-use crate::step::{Machine, NormStep, Operand, Task, Value};
-
-/// Rows of more elements are left to torch: they do not fit into the registers of a block.
-const WIDEST: usize = 8192;
+use crate::step::{NormStep, Operand, Task, Value};
 
 /// A norm that a kernel serves.
 pub(super) struct Norm {
@@ -33,12 +30,13 @@ impl Lowering<'_> {
             _ => return None,
         };
         let reads: Vec<Id> = reads.into_iter().map(|i| children[i]).collect();
-        if self.plan.machine != Machine::Cuda || reads.iter().any(|r| self.is_attr(*r)) {
+        let widest = self.can.norm_statistics?;
+        if reads.iter().any(|r| self.is_attr(*r)) {
             return None;
         }
         let (shape, dtype) = self.shape(reads[0]).ok()?;
         let width: usize = self.attr(children[last])?.known_ints()?.iter().product::<i64>() as usize;
-        let served = matches!(dtype, DType::F32 | DType::BF16 | DType::F16) && (1..=WIDEST).contains(&width);
+        let served = matches!(dtype, DType::F32 | DType::BF16 | DType::F16) && (1..=widest).contains(&width);
         let eps = match self.name(id) {
             "native_layer_norm" => Some(self.attr(children[4])?.number()?),
             "native_rms_norm" => Some(match self.attr(children[3])? {

@@ -7,12 +7,11 @@ use egg::Id;
 use hypatia_core::attr::Attr;
 
 use super::Lowering;
-use crate::step::Machine;
 
 impl Lowering<'_> {
     /// The nodes that take a product's columns apart, and which columns; none if one step is to write all of them.
     pub(super) fn parts(&self, product: Id) -> Option<Vec<(Id, Range<usize>)>> {
-        if self.plan.machine != Machine::Cpu || self.wish.saved {
+        if !self.can.columns_apart || self.wish.saved {
             return None;
         }
         let mut parts = vec![];

@@ -276,7 +276,7 @@ impl Lowering<'_> {
                     args.push(made.constant(bound, of)?);
                 }
                 Op::Attr(a) => {
-                    let number = numbers::as_eager(name, a, within, self.plan.machine)
+                    let number = numbers::as_eager(name, a, within, self.can.whole_addends)
                         .ok_or_else(|| no_plan(format!("{name} of {within} with {a}")))?;
                     args.push(made.push(Instruction::new(Lane::Constant(number, within), [])));
                 }
@@ -362,49 +362,8 @@ impl Making {
 
 /// The vector op of a pointwise row.
 pub(super) fn lane(name: &str) -> Option<Lane> {
-    Some(match name {
-        "cast" => Lane::Cast(DType::F32),
-        "neg" => Lane::Neg,
-        "abs" => Lane::Abs,
-        "sign" => Lane::Sign,
-        "exp" => Lane::Exp,
-        "expm1" => Lane::Expm1,
-        "log" => Lane::Log,
-        "log1p" => Lane::Log1p,
-        "sqrt" => Lane::Sqrt,
-        "rsqrt" => Lane::Rsqrt,
-        "reciprocal" => Lane::Reciprocal,
-        "square" => Lane::Square,
-        "sin" => Lane::Sin,
-        "cos" => Lane::Cos,
-        "erf" => Lane::Erf,
-        "tanh" => Lane::Tanh,
-        "sigmoid" => Lane::Sigmoid,
-        "relu" => Lane::Relu,
-        "gelu" => Lane::Gelu,
-        "gelu_tanh" => Lane::GeluTanh,
-        "silu" => Lane::Silu,
-        "floor" => Lane::Floor,
-        "ceil" => Lane::Ceil,
-        "logical_not" => Lane::Not,
-        "add" => Lane::Add,
-        "sub" => Lane::Sub,
-        "mul" => Lane::Mul,
-        "div" => Lane::Div,
-        "pow" => Lane::Pow,
-        "maximum" => Lane::Maximum,
-        "minimum" => Lane::Minimum,
-        "eq" => Lane::Eq,
-        "ne" => Lane::Ne,
-        "lt" => Lane::Lt,
-        "le" => Lane::Le,
-        "gt" => Lane::Gt,
-        "ge" => Lane::Ge,
-        "logical_and" => Lane::And,
-        "logical_or" => Lane::Or,
-        "where" => Lane::Where,
-        "masked_fill" => Lane::MaskedFill,
-        "clamp" => Lane::Clamp,
-        _ => return None,
-    })
+    match name {
+        "cast" => Some(Lane::Cast(DType::F32)),
+        _ => Lane::named(name),
+    }
 }

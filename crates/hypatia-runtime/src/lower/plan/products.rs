@@ -1,14 +1,12 @@
 //! Products with what their steps take over: bias, activation, what is added.
 
-use std::ops::RangeInclusive;
-
 use egg::Id;
 use hypatia_core::ty::DType;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::product::Activation;
-use crate::step::{Gradient, LinearStep, Machine, Operand, Task, ValueId};
+use crate::step::{Gradient, LinearStep, Operand, Task, ValueId};
 
 /// A linear layer and the nodes that its step takes over.
 pub(super) struct Tail {
@@ -24,12 +22,6 @@ pub(super) struct Product {
     x: Id,
     transposed: bool,
 }
-
-/// A right factor that changes is packed where it is used for so many rows, has so many terms, and is one panel: wider
-/// products are torch's, which are as fast and need no copy.
-const ROWS: usize = 256;
-const TERMS: usize = 256;
-const COLUMNS: RangeInclusive<usize> = 32..=64;
 
 impl Lowering<'_> {
     /// What a linear layer's step takes over: an activation, then an addition of the same shape.
@@ -55,8 +47,7 @@ impl Lowering<'_> {
         {
             let other = if a == tail.last { b } else { a };
             let alike = self.program.ty(other) == self.program.ty(tail.last);
-            // cuBLASLt adds before the activation.
-            let last = self.plan.machine == Machine::Cpu || tail.activation == Activation::None;
+            let last = self.can.adds_after_activation || tail.activation == Activation::None;
             // Of two products that are added, one takes the sum over.
             let free = !self.tails.contains_key(&user);
             if alike && last && free && !self.is_attr(other) && other != tail.last {
@@ -77,12 +68,8 @@ impl Lowering<'_> {
 
     /// Whether the kernel of a linear layer takes an activation over.
     fn takes(&self, linear: Id, activation: Activation) -> bool {
-        match (self.plan.machine, activation) {
-            (Machine::Cpu, _) | (_, Activation::Relu) => true,
-            // cuBLASLt's tanh is exact enough for 16 bits only.
-            (Machine::Cuda, Activation::GeluTanh) => self.shape(linear).is_ok_and(|(_, d)| d != DType::F32),
-            _ => false,
-        }
+        let dtype = self.shape(linear).map(|(_, dtype)| dtype);
+        dtype.is_ok_and(|dtype| self.can.applies(activation, dtype))
     }
 
     /// Rows of a product's operand or of what is added to it: how many and how far apart.
@@ -110,28 +97,25 @@ impl Lowering<'_> {
         let weight = |id: Id| self.source.weight[usize::from(id)];
         let (shape, dtype) = self.shape(w).ok()?;
         let columns = *if transposed { shape.last() } else { shape.first() }?;
-        let (gpu, empty) = (self.plan.machine == Machine::Cuda, self.shape(id).ok()?.0.contains(&0));
-        let constant = |id: Id| gpu || weight(id);
+        let empty = self.shape(id).ok()?.0.contains(&0) || shape.contains(&0);
+        let constant = |id: Id| self.can.live_weights || weight(id);
         let bias = b.is_none_or(|b| constant(b) && self.shape(b).is_ok_and(|(s, d)| s == [columns] && d == dtype));
-        let served = match dtype {
-            DType::F32 | DType::BF16 => true,
-            DType::F16 => gpu,
-            _ => false,
-        };
-        // cuBLASLt has no empty products.
-        let filled = !gpu || !(empty || shape.contains(&0));
+        let served = self.can.products.contains(&dtype) && (self.can.empty_products || !empty);
         let known = constant(w) || self.is_packed_each_time(id, w);
-        (known && bias && shape.len() == 2 && served && filled).then_some(Product { w, b, x, transposed })
+        (known && bias && shape.len() == 2 && served).then_some(Product { w, b, x, transposed })
     }
 
-    /// Whether a general product multiplies rows by one matrix; GPUs leave those to torch.
+    /// Whether a general product multiplies rows by one matrix, on a device that takes those.
     fn is_rows_by_matrix(&self, x: Id, m: Id) -> bool {
         let rank = |id: Id| self.shape(id).map_or(0, |(shape, _)| shape.len());
-        self.plan.machine == Machine::Cpu && rank(x) >= 2 && rank(m) == 2
+        self.can.rows_by_matrix && rank(x) >= 2 && rank(m) == 2
     }
 
     /// Whether a product of two activations is large enough that its right factor is worth packing at each call.
     fn is_packed_each_time(&self, id: Id, w: Id) -> bool {
+        let Some(worth) = &self.can.packs_at_calls else {
+            return false;
+        };
         let (Ok((result, dtype)), Ok((factor, _))) = (self.shape(id), self.shape(w)) else {
             return false;
         };
@@ -139,8 +123,9 @@ impl Lowering<'_> {
             return false;
         };
         let terms = factor.iter().product::<usize>() / (*columns).max(1);
-        let large = rows.iter().product::<usize>() >= ROWS && terms >= TERMS && COLUMNS.contains(columns);
-        self.plan.machine == Machine::Cpu && !self.wish.saved && dtype == DType::F32 && large
+        let rows: usize = rows.iter().product();
+        let large = rows >= worth.rows && terms >= worth.terms && worth.columns.contains(columns);
+        !self.wish.saved && dtype == DType::F32 && large
     }
 
     pub(super) fn linear(&mut self, id: Id, linear: Id, tail: &Tail) -> Result<()> {
@@ -184,11 +169,11 @@ impl Lowering<'_> {
     fn right(&mut self, id: Id) -> Result<(ValueId, bool)> {
         let operand = self.operand(id)?;
         // Steps take sizes from a factor's value, if that is a matrix: a part of one or another shape is copied. What
-        // has more dimensions serves on a GPU as it lies.
+        // has more dimensions serves on some devices as it lies.
         let is_value = |o: &Operand| {
             let value = &self.plan.values[o.value];
             let whole = o.offset == 0 && o.is_dense() && value.numel() == o.shape.iter().product::<usize>();
-            whole && (value.shape == o.shape || (self.plan.machine == Machine::Cuda && value.shape.len() != 2))
+            whole && (value.shape == o.shape || (self.can.weights_of_any_rank && value.shape.len() != 2))
         };
         if is_value(&operand) {
             return Ok((operand.value, false));
@@ -202,7 +187,7 @@ impl Lowering<'_> {
     /// A product's left factor: where it is, its rows, their distance, and whether its transpose lies there.
     fn left(&mut self, id: Id) -> Result<(Operand, usize, usize, bool)> {
         let operand = self.operand(id)?;
-        if self.plan.machine == Machine::Cuda && operand.shape.len() == 2 && operand.rows().is_none() {
+        if self.can.transposed_rows && operand.shape.len() == 2 && operand.rows().is_none() {
             let lying = operand.permuted(&[1, 0]);
             if let Some((_, stride)) = lying.rows() {
                 return Ok((lying, operand.shape[0], stride, true));

@@ -10,9 +10,13 @@ use hypatia_core::random::Random;
 use hypatia_core::{Options, optimize};
 
 use super::*;
+use crate::cpu;
+use crate::device::Registered;
 use crate::lower::plan::{Wish, lower};
 use crate::plan::{Memory, Runnable, Setting};
 use crate::tuning::Database;
+
+const CPU: &[Registered] = &[("cpu", &cpu::ABILITIES)];
 
 /// A plan with numbers for its constants and inputs.
 struct Sample {
@@ -25,7 +29,7 @@ fn sample(text: &str) -> Sample {
     let program = parse(text, Weights::Frozen).unwrap();
     let results = program.node(program.root).children.len();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    let lowered = lower(&optimized, results, &Wish::default()).unwrap();
+    let lowered = lower(&optimized, results, &Wish::on(CPU)).unwrap();
     let mut random = Random(3);
     let given: Vec<Val> = (program.leaves.inputs.iter())
         .map(|i| random.value(&i.ty).unwrap())

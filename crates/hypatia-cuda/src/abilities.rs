@@ -1,0 +1,36 @@
+//! What plans for a GPU may hold.
+
+use hypatia_core::ty::DType;
+use hypatia_runtime::device::Abilities;
+use hypatia_runtime::kernels::product::Activation;
+
+const PRODUCTS: &[DType] = &[DType::F32, DType::BF16, DType::F16];
+
+/// What a GPU of NVIDIA's can do. Products are cuBLASLt's: it has no empty ones, adds before the activation, and has
+/// few of those.
+pub const ABILITIES: Abilities = Abilities {
+    name: "cuda",
+    products: PRODUCTS,
+    activations: &[
+        (Activation::Relu, PRODUCTS),
+        // Its tanh is exact enough for 16 bits only.
+        (Activation::GeluTanh, &[DType::BF16, DType::F16]),
+    ],
+    adds_after_activation: false,
+    live_weights: true,
+    packs_at_calls: None,
+    weights_of_any_rank: true,
+    transposed_rows: true,
+    rows_by_matrix: false,
+    empty_products: false,
+    columns_apart: false,
+    column_sums: true,
+    // As cuBLASLt wants them.
+    relu_masks: Some(128),
+    // Wider rows do not fit into the registers of a block.
+    norm_statistics: Some(8192),
+    // Its kernels read 16 bytes at a time.
+    aligned_attention: true,
+    attention_as_query: true,
+    whole_addends: true,
+};

@@ -1,0 +1,41 @@
+//! What plans for a CPU may hold.
+
+use hypatia_core::ty::DType;
+
+use crate::device::{Abilities, Packing};
+use crate::kernels::product::Activation;
+
+const PRODUCTS: &[DType] = &[DType::F32, DType::BF16];
+
+/// What a CPU can do: weights are packed once, and every activation follows its product.
+pub const ABILITIES: Abilities = Abilities {
+    name: "cpu",
+    products: PRODUCTS,
+    activations: &[
+        (Activation::Relu, PRODUCTS),
+        (Activation::Gelu, PRODUCTS),
+        (Activation::GeluTanh, PRODUCTS),
+        (Activation::Silu, PRODUCTS),
+        (Activation::Sigmoid, PRODUCTS),
+        (Activation::Tanh, PRODUCTS),
+    ],
+    adds_after_activation: true,
+    live_weights: false,
+    // One panel: wider products are torch's, which are as fast and need no copy.
+    packs_at_calls: Some(Packing {
+        rows: 256,
+        terms: 256,
+        columns: 32..=64,
+    }),
+    weights_of_any_rank: false,
+    transposed_rows: false,
+    rows_by_matrix: true,
+    empty_products: true,
+    columns_apart: true,
+    column_sums: false,
+    relu_masks: None,
+    norm_statistics: None,
+    aligned_attention: false,
+    attention_as_query: false,
+    whole_addends: false,
+};

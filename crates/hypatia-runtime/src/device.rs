@@ -1,0 +1,83 @@
+//! Devices: what each can do, which is all that lowering knows of them.
+
+use std::ops::RangeInclusive;
+
+use hypatia_core::ty::DType;
+
+use crate::kernels::product::Activation;
+
+/// What a device can do. Lowering asks nothing else, so that a plan for a device holds no step that it cannot run.
+#[derive(Debug)]
+pub struct Abilities {
+    /// The device's name, which its plans keep.
+    pub name: &'static str,
+    /// Element types of matrix products; products of others are calls into torch.
+    pub products: &'static [DType],
+    /// Activations that the step of a product applies, and for which element types of the product; others are regions
+    /// of their own.
+    pub activations: &'static [(Activation, &'static [DType])],
+    /// A product's step adds a residual after its activation; otherwise it adds one only if there is no activation.
+    pub adds_after_activation: bool,
+    /// Weight and bias of a product may be any values; otherwise they are constants, which are packed when the plan is
+    /// bound.
+    pub live_weights: bool,
+    /// The products for which a weight that changes is packed at each call, if there are some; see [`Packing`].
+    pub packs_at_calls: Option<Packing>,
+    /// A weight may be a value of more than two dimensions that lies as a matrix does; otherwise it is copied.
+    pub weights_of_any_rank: bool,
+    /// The rows of a product's left factor may lie as columns; otherwise they are copied.
+    pub transposed_rows: bool,
+    /// Rows of any number of dimensions times one matrix are a product; otherwise they are calls into torch.
+    pub rows_by_matrix: bool,
+    /// A product may have no elements or no terms; otherwise it is a call into torch.
+    pub empty_products: bool,
+    /// A product may compute some of its columns only: parts of a merged layer that are results are steps of their own,
+    /// which write them where they belong.
+    pub columns_apart: bool,
+    /// Sums over the first dimensions are steps, or come with a product that reads the same rows.
+    pub column_sums: bool,
+    /// A product may keep a bit for each element of a ReLU, and be masked by such bits: each row of them is filled up to
+    /// a multiple of so many.
+    pub relu_masks: Option<usize>,
+    /// Norms of training steps, with their statistics, and their gradients are steps for rows of at most so many
+    /// elements.
+    pub norm_statistics: Option<usize>,
+    /// Attention reads rows that begin at multiples of 16 bytes; others are copied before.
+    pub aligned_attention: bool,
+    /// Attention writes its result in the order in which its query lies in memory.
+    pub attention_as_query: bool,
+    /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
+    /// 16 bits first, as eager torch does on this device.
+    pub whole_addends: bool,
+}
+
+/// Products of fp32 whose weight changes from call to call and is worth packing each time. Others are calls into torch.
+#[derive(Debug)]
+pub struct Packing {
+    /// The least number of rows.
+    pub rows: usize,
+    /// The least number of terms of a sum.
+    pub terms: usize,
+    /// How many columns.
+    pub columns: RangeInclusive<usize>,
+}
+
+impl Abilities {
+    /// Whether the step of a product of this element type applies an activation.
+    pub fn applies(&self, activation: Activation, dtype: DType) -> bool {
+        let mut known = self.activations.iter();
+        known.any(|(name, dtypes)| *name == activation && dtypes.contains(&dtype))
+    }
+}
+
+/// A device that plans can be made for: the type of torch's devices that it stands for, and what it can do.
+pub type Registered = (&'static str, &'static Abilities);
+
+/// What the device of a torch name such as `cuda:0` can do, if it is in a list.
+pub fn find(devices: &[Registered], torch: &str) -> Option<&'static Abilities> {
+    let kind = torch.split(':').next();
+    let mut known = devices.iter();
+    known
+        .find(|(name, _)| Some(*name) == kind)
+        .map(|(_, abilities)| *abilities)
+}
