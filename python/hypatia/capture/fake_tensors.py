@@ -94,17 +94,6 @@ def fakes_of(mode: FakeTensorMode) -> Fakes:
     return _of.setdefault(mode, Fakes(mode))
 
 
-def makes_new_memory(op: _torch.OpOverload) -> bool:
-    """Whether an op neither changes its inputs nor returns views of them."""
-    return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)
-
-
-def makes_views(op: _torch.OpOverload) -> bool:
-    """Whether an op does nothing but return one or several views of its first input."""
-    kinds = [str(r.type) for r in op._schema.returns]
-    return op.is_view and not op._schema.is_mutable and kinds in (["Tensor"], ["List[Tensor]"])
-
-
 def _kind(t: torch.Tensor) -> _Kind:
     return t.shape, t.stride(), t.dtype, t.device
 

@@ -16,8 +16,9 @@ from torch import fx, nn
 
 from .. import _torch
 from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
-from .fake_tensors import fakes_of, makes_new_memory, makes_views
+from .fake_tensors import fakes_of
 from .layout import layout_of
+from .op_facts import changes, is_composite, makes_new_memory, makes_views, stays_whole
 from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -144,7 +145,7 @@ class _Recorder(TorchDispatchMode):
         if func.namespace == "prim":
             # What kind of tensor it is: that is the same for every call of this graph.
             return func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if changes(func):
             raise UnservedError(f"{func} changes something")
         composite, whole, views = _traits(func)
         if composite and not whole:
@@ -209,19 +210,6 @@ def _traits(op: _torch.OpOverload) -> tuple[bool, bool, bool]:
     composite = is_composite(op)
     whole = stays_whole(op) if composite else makes_new_memory(op)
     return composite, whole, not composite and makes_views(op)
-
-
-def is_composite(op: _torch.OpOverload) -> bool:
-    """Whether torch puts an op together from others."""
-    key = _torch.DispatchKey.CompositeImplicitAutograd
-    return key in op.py_kernels or _torch.has_kernel_for(op.name(), key)
-
-
-def stays_whole(op: _torch.OpOverload) -> bool:
-    """Whether torch.export would leave a composite op as it is."""
-    from .._torch import is_preservable_composite
-
-    return is_preservable_composite(op)
 
 
 def copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

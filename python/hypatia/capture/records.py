@@ -15,6 +15,7 @@ from torch import fx, nn
 from .._torch import OpOverload
 from ..errors import UnsupportedError
 from .arguments import Arg, Dim, Record, Terms
+from .op_facts import changes, draws
 
 _NAMESPACES = ("aten", "prims")
 
@@ -167,9 +168,9 @@ def _effects(node: fx.Node) -> tuple[bool, bool, bool]:
         return False, False, False
     target = node.target
     if isinstance(target, OpOverload):
-        mutates = target._schema.is_mutable
+        mutates = changes(target)
         listed = target in fx.node._side_effectful_functions
-        random = torch.Tag.nondeterministic_seeded in target.tags and not _drops_nothing(node, target)
+        random = draws(target) and not _drops_nothing(node, target)
         return mutates or listed or random, random and not (mutates or listed), mutates
     pure = getattr(target, "__module__", "") in ("_operator", "math", "torch") and callable(target)
     return not pure or target in fx.node._side_effectful_functions, False, False

@@ -20,7 +20,8 @@ from .. import _torch
 from .._torch import PyTreeCodeGen, disable_current_modes, pytree
 from ..errors import UnsupportedError
 from .model_state import Reads, unchanged
-from .recorder import copied, is_composite, recorded, stays_whole
+from .op_facts import changes, is_composite, stays_whole
+from .recorder import copied, recorded
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ def _is_functional(graph: fx.Graph) -> bool:
     """Whether torch's decompositions would leave a graph as it is; they take longer than all the rest."""
 
     def stays(target: object) -> bool:
-        if not isinstance(target, _torch.OpOverload) or target._schema.is_mutable:
+        if not isinstance(target, _torch.OpOverload) or changes(target):
             return False
         return not is_composite(target) or stays_whole(target)
 

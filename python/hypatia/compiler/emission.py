@@ -10,7 +10,8 @@ from torch import fx
 
 from .._torch import OpOverload
 from ..capture.arguments import Arg
-from ..capture.fake_tensors import Fakes, makes_new_memory, makes_views
+from ..capture.fake_tensors import Fakes
+from ..capture.op_facts import makes_new_memory, makes_views
 from ..capture.records import by_schema, resolve, value_of
 
 

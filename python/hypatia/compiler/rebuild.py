@@ -22,6 +22,7 @@ from .._torch import OpOverload
 from ..capture.arguments import Arg, Terms
 from ..capture.fake_tensors import fakes_of
 from ..capture.layout import check_same_type
+from ..capture.op_facts import changes_inputs
 from ..capture.records import Captured, by_schema, function_of, path_of, resolve, target_name, terms, value_of
 from ..errors import UnsupportedError
 from ..execute.folding import FoldedWeights
@@ -116,9 +117,8 @@ class _Rebuilder:
 
     def _changes_last(self, out: fx.Node) -> None:
         """Changes of inputs come after the copies that results may need."""
-        for node in [n for n in self.graph.nodes if n.op == "call_function"]:
-            if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-                out.prepend(node)
+        for node in [n for n in self.graph.nodes if changes_inputs(n)]:
+            out.prepend(node)
 
     def _attributes(self) -> dict[str, object]:
         attributes: dict[str, object] = dict(self.modules)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
 from ..capture import source_names
+from ..capture.op_facts import changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
 from ..execute.native import NativeGraph
@@ -172,7 +173,7 @@ def _partition(
     stack = changed_inputs(joint)
     while stack:
         for user in stack.pop().users:
-            if isinstance(user.target, _torch.OpOverload) and not user.target._schema.is_mutable:
+            if isinstance(user.target, _torch.OpOverload) and not changes(user.target):
                 user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
                 if user.target.is_view:
                     stack.append(user)
@@ -207,16 +208,12 @@ def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
         return set()
     static = set(context.fw_metadata.static_input_indices or ())
     placeholders = gm.graph.find_nodes(op="placeholder")
-    changed = {n.args[0] for n in gm.graph.nodes if _is_change(n) and n.args}
+    changed = {n.args[0] for n in gm.graph.nodes if changes_inputs(n) and n.args}
     return {
         n.name
         for i, n in enumerate(placeholders)
         if i in static and n not in changed and isinstance(n.meta.get("val"), torch.Tensor)
     }
-
-
-def _is_change(node: fx.Node) -> bool:
-    return isinstance(node.target, _torch.OpOverload) and node.target._schema.is_mutable
 
 
 @stage(REBUILD)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .._torch import OpOverload, pytree
+from .._torch import pytree
 from ..capture.model_state import Reads
+from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
@@ -177,14 +178,10 @@ def _sources(result: fx.Node) -> set[str]:
         node = stack.pop()
         values = pytree.tree_leaves(value_of(node))
         floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
-        if node not in found and floats and _name(node) not in _PLAIN:
+        if node not in found and floats and name_of(node.target) not in _PLAIN:
             found.add(node)
             stack.extend(node.all_input_nodes)
     return {str(n.target) for n in found if n.op in ("placeholder", "get_attr")}
-
-
-def _name(node: fx.Node) -> str:
-    return node.target._schema.name.removeprefix("aten::") if isinstance(node.target, OpOverload) else ""
 
 
 def _interpreted(compiled: CompiledGraph) -> Forward:
@@ -200,8 +197,4 @@ def _interpreted(compiled: CompiledGraph) -> Forward:
 
 def _changed(gm: fx.GraphModule) -> set[str]:
     """Attributes that the graph changes in place."""
-    return {
-        n.args[0].name
-        for n in gm.graph.nodes
-        if isinstance(n.target, OpOverload) and n.target._schema.is_mutable and n.args
-    }
+    return {n.args[0].name for n in gm.graph.nodes if changes_inputs(n) and n.args}

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .. import _native, _torch
-from .._torch import OpOverload
+from ..capture.op_facts import draws
 from ..capture.records import value_of
 from ..execute.agreement import agree
 from ..execute.native import NativeGraph
@@ -110,7 +110,7 @@ class Step:
         self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
         self.again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
-        self.random = any(_is_random(n) for n in forward.graph.nodes)
+        self.random = any(draws(n.target) for n in forward.graph.nodes)
         self._graphs = (forward, backward)
         self.count = len(results)
         self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
@@ -313,11 +313,6 @@ def _is_plain(about: Any) -> bool:
         return False
     gone = ("num_backward_tokens", "num_graphsafe_rng_states", "num_opaque_objects_saved_for_bw")
     return not any(getattr(about, name, 0) for name in gone) and not about.tokens
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _lifted(gm: fx.GraphModule) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import OpOverload
+from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
@@ -233,8 +233,7 @@ class Comparer:
         """Values that depend on which of two numbers is larger."""
         found: set[fx.Node] = set()
         for node in self.gm.graph.nodes:
-            name = node.target._schema.name if isinstance(node.target, OpOverload) else ""
-            if name.removeprefix("aten::") in _CHOICES or not found.isdisjoint(node.all_input_nodes):
+            if name_of(node.target) in _CHOICES or not found.isdisjoint(node.all_input_nodes):
                 found.add(node)
         return found
 
@@ -315,6 +314,6 @@ def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:
             node.all_input_nodes
         ):
             found.add(node)
-            if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            if changes_inputs(node):
                 found.update(node.all_input_nodes[:1])
     return found

@@ -7,15 +7,15 @@ comparing a graph takes the memory of its live values, not of all of its results
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
 
 from .._torch import OpOverload, pytree
+from ..capture.op_facts import changes, changes_inputs, draws, is_torchs, name_of
 from ..capture.records import module_of, value_of
 from ..timeline import EAGER, WIDE, stage
 
@@ -96,7 +96,7 @@ class Script:
 
     def _steps(self, results: set[fx.Node]) -> list[_Step]:
         needed: set[fx.Node] = set()
-        keep = [n for n in self.gm.graph.nodes if _is_random(n) or _changes(n)]
+        keep = [n for n in self.gm.graph.nodes if _is_random(n) or changes_inputs(n)]
         stack = [*results, *keep]
         while stack:
             node = stack.pop()
@@ -129,7 +129,7 @@ def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
     """Inputs that the graph changes in place."""
     found: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
-        if _changes(node):
+        if changes_inputs(node):
             schema = node.target._schema.arguments
             for i, argument in enumerate(schema):
                 if argument.alias_info is not None and argument.alias_info.is_write:
@@ -229,9 +229,9 @@ class Stream:
         target, recorded = node.target, value_of(node)
         if not isinstance(target, OpOverload) or not isinstance(recorded, torch.Tensor):
             return value
-        if target.is_view or target._schema.is_mutable:
+        if target.is_view or changes(target):
             return value
-        if not recorded.is_floating_point() or target._schema.name.removeprefix("aten::") in _EXACT:
+        if not recorded.is_floating_point() or name_of(target) in _EXACT:
             return value
         return value + value * self._shares(value, recorded.dtype)
 
@@ -281,34 +281,14 @@ def _is_plain(node: fx.Node) -> bool:
     """Whether a call is made of torch's own ops, which mean the same in any precision."""
     if node.op == "call_module":
         return isinstance(module_of(node), fx.GraphModule)
-    return node.op != "call_method" and _traits(node.target).plain
+    return node.op != "call_method" and is_torchs(node.target)
 
 
 def _is_random(node: fx.Node) -> bool:
     """Whether a call may draw random numbers; what is not torch's own may."""
     if node.op == "call_function":
-        return _traits(node.target).random
+        return draws(node.target) or not is_torchs(node.target)
     return node.op.startswith("call_") and not _is_plain(node)
-
-
-def _changes(node: fx.Node) -> bool:
-    return node.op == "call_function" and _traits(node.target).changes
-
-
-class _Traits(NamedTuple):
-    plain: bool
-    random: bool
-    changes: bool
-
-
-@functools.lru_cache(4096)
-def _traits(target: object) -> _Traits:
-    if not isinstance(target, OpOverload):
-        plain = getattr(target, "__module__", "") in ("_operator", "math", "torch")
-        return _Traits(plain, not plain, False)
-    plain = target.namespace in ("aten", "prims")
-    random = not plain or torch.Tag.nondeterministic_seeded in target.tags
-    return _Traits(plain, random, target._schema.is_mutable)
 
 
 def _storage(value: object) -> int | None:

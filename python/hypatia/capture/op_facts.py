@@ -1,0 +1,64 @@
+"""What is known about an op without running it: whether it changes inputs, draws random numbers, makes views.
+
+torch's schemas and tags say it. Nobody else asks them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import fx
+
+from .. import _torch
+from .._torch import OpOverload
+
+
+def name_of(target: object) -> str:
+    """The name of one of torch's own ops, without its overload; empty for anything else."""
+    return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
+
+
+def changes(target: object) -> bool:
+    """Whether a call changes one of its inputs."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def draws(target: object) -> bool:
+    """Whether an op carries the tag of those that draw random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@functools.lru_cache(4096)
+def is_torchs(target: object) -> bool:
+    """Whether a call is one of torch's own ops, or arithmetic of Python."""
+    if isinstance(target, OpOverload):
+        return target.namespace in ("aten", "prims")
+    return getattr(target, "__module__", "") in ("_operator", "math", "torch")
+
+
+def changes_inputs(node: fx.Node) -> bool:
+    """Whether a node changes one of its inputs."""
+    return node.op == "call_function" and changes(node.target)
+
+
+def makes_new_memory(op: OpOverload) -> bool:
+    """Whether an op neither changes its inputs nor returns views of them."""
+    return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)
+
+
+def makes_views(op: OpOverload) -> bool:
+    """Whether an op does nothing but return one or several views of its first input."""
+    kinds = [str(r.type) for r in op._schema.returns]
+    return op.is_view and not op._schema.is_mutable and kinds in (["Tensor"], ["List[Tensor]"])
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether torch puts an op together from others."""
+    key = _torch.DispatchKey.CompositeImplicitAutograd
+    return key in op.py_kernels or _torch.has_kernel_for(op.name(), key)
+
+
+def stays_whole(op: OpOverload) -> bool:
+    """Whether torch.export would leave a composite op as it is."""
+    return _torch.is_preservable_composite(op)
