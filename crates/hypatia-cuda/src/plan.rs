@@ -1,6 +1,7 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
 mod apart;
+mod device;
 mod norm;
 mod product;
 
@@ -17,6 +18,7 @@ use crate::kernel::Loaded;
 use crate::replay::Replay;
 pub use crate::setting::Setting;
 use crate::{Error, Result};
+pub use device::Cuda;
 use norm::Norm;
 use product::{Product, Sums};
 

@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use hypatia_core::ty::DType;
 use hypatia_cuda::driver::Device;
 use hypatia_cuda::gemm::Budget;
-use hypatia_cuda::plan::{Bound as Runnable, Setting};
+use hypatia_cuda::plan::{Bound as Runnable, Cuda, Setting};
+use hypatia_runtime::device::Device as _;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -113,7 +114,7 @@ impl BoundCudaPlan {
                 torch: &mut torch,
             };
             // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
-            let runnable = unsafe { Runnable::new(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
+            let runnable = unsafe { Cuda.bind(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
             database.save();
             Ok(runnable)
         })?;
@@ -222,7 +223,7 @@ impl BoundCudaPlan {
         guarded(py, || {
             // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
             // knows on which stream it is used.
-            unsafe { self.runnable.run(on, &given, &results, arena) }.map_err(failed)
+            unsafe { Cuda.run(&self.runnable, (on, arena), &given, &results) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
         let Some(returns) = &self.returns else {

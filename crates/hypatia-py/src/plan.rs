@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hypatia_core::ty::DType;
+use hypatia_runtime::device::Device;
 use hypatia_runtime::kernels::call::Call;
 use hypatia_runtime::lower::plan::{Lowered, Returned, TorchCall};
-use hypatia_runtime::plan::{Memory, Plan, Runnable, Setting, Value};
+use hypatia_runtime::plan::{Cpu, Memory, Plan, Runnable, Setting, Value};
 use hypatia_runtime::torch::{Argument, DispatcherCall, Shim};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -190,7 +191,7 @@ impl NativePlan {
                 like,
             };
             // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
-            let runnable = unsafe { self.plan.clone().bind(&memories, calls, setting) }.map_err(failed)?;
+            let runnable = unsafe { Cpu.bind(self.plan.clone(), &memories, calls, setting) }.map_err(failed)?;
             database.save();
             Ok(runnable)
         })?;
@@ -379,7 +380,7 @@ impl BoundPlan {
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
         guarded(py, || {
             // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
-            unsafe { self.runnable.run(threads, &given, &results) }.map_err(failed)
+            unsafe { Cpu.run(&self.runnable, threads, &given, &results) }.map_err(failed)
         })?;
         let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
         PyTuple::new(py, objects).map(Some)

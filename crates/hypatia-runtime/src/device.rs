@@ -1,10 +1,13 @@
-//! Devices: what each can do, which is all that lowering knows of them.
+//! Devices: what each can do, which is all that lowering knows of them, and how each runs plans.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use hypatia_core::ty::DType;
 
+use crate::kernels::call::Call;
 use crate::kernels::product::Activation;
+use crate::step::Plan;
 
 /// What a device can do. Lowering asks nothing else, so that a plan for a device holds no step that it cannot run.
 #[derive(Debug)]
@@ -63,6 +66,27 @@ pub struct Packing {
 }
 
 impl Abilities {
+    /// A device that can do nothing but pointwise work and ops along rows; a new one says what it can do beside.
+    pub const NONE: Abilities = Abilities {
+        name: "none",
+        products: &[],
+        activations: &[],
+        adds_after_activation: false,
+        live_weights: false,
+        packs_at_calls: None,
+        weights_of_any_rank: false,
+        transposed_rows: false,
+        rows_by_matrix: false,
+        empty_products: false,
+        columns_apart: false,
+        column_sums: false,
+        relu_masks: None,
+        norm_statistics: None,
+        aligned_attention: false,
+        attention_as_query: false,
+        whole_addends: false,
+    };
+
     /// Whether the step of a product of this element type applies an activation.
     pub fn applies(&self, activation: Activation, dtype: DType) -> bool {
         let mut known = self.activations.iter();
@@ -80,4 +104,51 @@ pub fn find(devices: &[Registered], torch: &str) -> Option<&'static Abilities> {
     known
         .find(|(name, _)| Some(*name) == kind)
         .map(|(_, abilities)| *abilities)
+}
+
+/// A device that plans run on.
+pub trait Device {
+    /// Where a value is in the device's memory.
+    type Address: Copy;
+    /// What binding depends on beside the constants.
+    type Setting<'a>;
+    /// What a run needs beside its values: threads, or a stream and memory for what is in between.
+    type Queue;
+    /// A plan with its constants, ready to run.
+    type Bound;
+    /// What can go wrong.
+    type Error: std::error::Error;
+
+    /// What it can do.
+    fn abilities(&self) -> &'static Abilities;
+
+    /// Its name, which its plans keep.
+    fn name(&self) -> &'static str {
+        self.abilities().name
+    }
+
+    /// Makes a plan ready to run: constants in the order of the plan's `constants`, and its calls into torch.
+    ///
+    /// # Safety
+    /// Each address is that of its constant, densely, for as long as the result is used, if the device does not say
+    /// otherwise.
+    unsafe fn bind(
+        &self,
+        plan: Arc<Plan>,
+        constants: &[Self::Address],
+        calls: Vec<Box<dyn Call>>,
+        setting: Self::Setting<'_>,
+    ) -> Result<Self::Bound, Self::Error>;
+
+    /// Runs all steps. Some devices are done when this returns, others when their queue is.
+    ///
+    /// # Safety
+    /// Each address is that of its value, densely; outputs overlap nothing else; all of it lives until the run is done.
+    unsafe fn run(
+        &self,
+        bound: &Self::Bound,
+        queue: Self::Queue,
+        inputs: &[Self::Address],
+        outputs: &[Self::Address],
+    ) -> Result<(), Self::Error>;
 }

@@ -1,4 +1,5 @@
-//! From optimized programs to results: plans, the kernels that they name, and running them on a CPU.
+//! From optimized programs to results: plans, the kernels that they name, and running them on a CPU
+//! or, slowly, on the reference device.
 
 pub mod arena;
 pub mod cpu;
@@ -9,6 +10,7 @@ pub mod lower;
 pub mod operand;
 pub mod plan;
 pub mod pool;
+pub mod reference;
 pub mod step;
 pub mod torch;
 pub mod tuning;

@@ -3,6 +3,7 @@
 mod address;
 mod bind;
 mod chunks;
+mod device;
 mod product;
 mod ready;
 mod run;
@@ -18,6 +19,7 @@ pub use crate::step::{
     ColumnStep, Gradient, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId,
 };
 use crate::tuning::Database;
+pub use device::Cpu;
 use ready::{Ready, Weights};
 
 /// Where a value is during a call.

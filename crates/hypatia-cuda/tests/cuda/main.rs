@@ -3,6 +3,7 @@
 
 mod graphs;
 mod lowering;
+mod meaning;
 mod pointwise;
 mod products;
 mod rows;

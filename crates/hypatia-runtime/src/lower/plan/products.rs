@@ -32,7 +32,7 @@ impl Lowering<'_> {
             residual: None,
         };
         if let Some(user) = self.user(tail.last)
-            && let Some(activation) = activation(self.name(user))
+            && let Some(activation) = Activation::named(self.name(user))
             && self.takes(linear, activation)
         {
             tail = Tail {
@@ -196,16 +196,4 @@ impl Lowering<'_> {
         let (operand, m, stride) = self.row_operand(id)?;
         Ok((operand, m, stride, false))
     }
-}
-
-fn activation(name: &str) -> Option<Activation> {
-    Some(match name {
-        "relu" => Activation::Relu,
-        "gelu" => Activation::Gelu,
-        "gelu_tanh" => Activation::GeluTanh,
-        "silu" => Activation::Silu,
-        "sigmoid" => Activation::Sigmoid,
-        "tanh" => Activation::Tanh,
-        _ => return None,
-    })
 }

@@ -1,0 +1,125 @@
+//! Plans for a GPU mean what their programs do: the reference device runs them. No GPU is needed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use egg::Id;
+use hypatia_core::eval::{Mode, Val};
+use hypatia_core::ir::node::Op;
+use hypatia_core::ir::program::Program;
+use hypatia_core::ir::text::{Weights, parse};
+use hypatia_core::random::Random;
+use hypatia_core::ty::Ty;
+use hypatia_core::{Options, optimize};
+use hypatia_runtime::device::{Device, Registered};
+use hypatia_runtime::lower::plan::{Wish, lower};
+use hypatia_runtime::plan::{Memory, Task};
+use hypatia_runtime::reference::Reference;
+
+const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
+
+/// Programs, and what their plans must hold.
+const PROGRAMS: &[(&str, fn(&Task) -> bool)] = &[
+    (
+        "(tuple (add r:[7,20] (linear w:[20,40] b:[20] (relu (linear v:[40,16] c:[40] x:[7,16])))))",
+        |s| matches!(s, Task::Linear(l) if l.r.is_some() && l.b.is_some()),
+    ),
+    (
+        "(tuple (sum (exp x:[4,5,6]) [-3,-2] false) (softmax x -1))",
+        |s| matches!(s, Task::Columns(c) if c.rows == 2),
+    ),
+    // Gradients of weight and bias: the product gives both.
+    (
+        "(let g (reshape g:[2,8,24] [16,24]))
+(tuple (mm (permute g [1,0]) (reshape x:[2,8,32] [16,32])) (sum g [-2] false))",
+        |s| matches!(s, Task::Linear(l) if l.gradient.x_transposed && l.gradient.sums.is_some()),
+    ),
+    (
+        "(let n (native_layer_norm x:[4,32] [32] w:[32] b:[32] 1e-5))
+(tuple (mul 2.0 (getitem n 0)) (exp (getitem n 1)) (exp (getitem n 2)))",
+        |s| matches!(s, Task::Norm(n) if n.centered && n.eps.is_some()),
+    ),
+    (
+        "(let n (native_rms_norm x:[4,32] [32] w:[32] 1e-5)) (tuple (mul 2.0 (getitem n 0)) (exp (getitem n 1)))",
+        |s| matches!(s, Task::Norm(n) if !n.centered && n.eps.is_some()),
+    ),
+    (
+        "(let d (layer_norm_backward g:[4,32] x:[4,32] [32] m:[4,1] s:[4,1] w:[32] b:[32]))
+(tuple (exp (getitem d 0)) (exp (getitem d 1)) (exp (getitem d 2)))",
+        |s| matches!(s, Task::Norm(n) if n.centered && n.eps.is_none()),
+    ),
+    (
+        "(let d (rms_norm_backward g:[4,32] x:[4,32] [32] s:[4,1] w:[32]))
+(tuple (exp (getitem d 0)) (exp (getitem d 1)))",
+        |s| matches!(s, Task::Norm(n) if !n.centered && n.eps.is_none()),
+    ),
+    (
+        "(tuple (relu_backward (mm g:[7,9] w:[9,20]) h:[7,20]) (gelu_backward (exp h) h))",
+        |s| matches!(s, Task::Region(_)),
+    ),
+];
+
+fn numbers(value: &Val) -> Vec<f64> {
+    match value {
+        Val::Arr(a) => a.data.clone(),
+        _ => vec![],
+    }
+}
+
+fn memory(list: &mut [Vec<f32>]) -> Vec<Memory> {
+    list.iter_mut().map(|v| Memory(v.as_mut_ptr().cast())).collect()
+}
+
+/// The outputs of a program's plan on the reference device, and what they should be.
+fn results(text: &str, holds: fn(&Task) -> bool) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
+    let mut program = parse(text, Weights::Live).unwrap();
+    let gpu = program.leaves.devices.index("cuda:0").unwrap();
+    for input in &mut program.leaves.inputs {
+        if let Ty::Tensor(t) = &mut input.ty {
+            t.device = gpu;
+        }
+    }
+    let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    let results = &program.node(program.root).children;
+    let lowered = lower(&optimized, results.len(), &Wish::on(CUDA)).unwrap();
+    let steps = &lowered.plan.steps;
+    assert!(steps.iter().any(holds), "{text}: {steps:?}");
+    let mut random = Random(5);
+    let inputs = program.leaves.inputs.iter();
+    let given: Vec<Val> = inputs.map(|i| random.value(&i.ty).unwrap()).collect();
+    let leaf = |op: &Op, _: &[Val]| match op {
+        Op::Input(i) => Ok(given[*i as usize].clone()),
+        _ => Err(hypatia_core::Error::Graph("no input".into())),
+    };
+    let chosen: BTreeMap<Id, Val> = optimized.output.eval(&leaf, Mode::Real).unwrap();
+    let meant = program.eval(&leaf, Mode::Real).unwrap();
+    let single = |id: &Id| numbers(&chosen[id]).iter().map(|v| *v as f32).collect();
+    let mut constants: Vec<Vec<f32>> = lowered.constants.iter().map(single).collect();
+    let mut inputs: Vec<Vec<f32>> = lowered.inputs.iter().map(single).collect();
+    let plan = Arc::new(lowered.plan);
+    let sizes = plan.outputs.iter().map(|id| plan.values[*id].numel());
+    let mut outputs: Vec<Vec<f32>> = sizes.map(|n| vec![f32::NAN; n]).collect();
+    // SAFETY: every vector has its value's size, and all live on.
+    unsafe {
+        let bound = Reference.bind(plan, &memory(&mut constants), vec![], ()).unwrap();
+        let (inputs, outputs) = (memory(&mut inputs), memory(&mut outputs));
+        Reference.run(&bound, (), &inputs, &outputs).unwrap();
+    }
+    (outputs, results.iter().map(|id| numbers(&meant[id])).collect())
+}
+
+#[test]
+fn plans_for_a_gpu_compute_what_the_program_means() {
+    for (text, holds) in PROGRAMS {
+        let (outputs, expected) = results(text, *holds);
+        assert_eq!(outputs.len(), expected.len(), "{text}");
+        for (ours, right) in outputs.iter().zip(&expected) {
+            assert_eq!(ours.len(), right.len(), "{text}");
+            let scale = right.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+            for (a, b) in ours.iter().zip(right) {
+                assert!((f64::from(*a) - b).abs() <= 1e-5 * scale, "{text}: {a} instead of {b}");
+            }
+        }
+    }
+}
