@@ -18,8 +18,11 @@ use hypatia_runtime::reference::Reference;
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
 
+/// Whether a step is the one that a program is there for.
+type Holds = fn(&Task) -> bool;
+
 /// Programs, and what their plans must hold.
-const PROGRAMS: &[(&str, fn(&Task) -> bool)] = &[
+const PROGRAMS: &[(&str, Holds)] = &[
     (
         "(tuple (add r:[7,20] (linear w:[20,40] b:[20] (relu (linear v:[40,16] c:[40] x:[7,16])))))",
         |s| matches!(s, Task::Linear(l) if l.r.is_some() && l.b.is_some()),
@@ -71,7 +74,7 @@ fn memory(list: &mut [Vec<f32>]) -> Vec<Memory> {
 }
 
 /// The outputs of a program's plan on the reference device, and what they should be.
-fn results(text: &str, holds: fn(&Task) -> bool) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
+fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
     let mut program = parse(text, Weights::Live).unwrap();
     let gpu = program.leaves.devices.index("cuda:0").unwrap();
     for input in &mut program.leaves.inputs {
