@@ -62,8 +62,8 @@ MUTATIONS = [
         "constants lose digits on their way back into a graph",
         "constants",
         "python/hypatia/compiler/rebuild.py",
-        'return float(value)\n        if kind == "dtype"',
-        'return round(float(value), 6)\n        if kind == "dtype"',
+        'return float(arg["float"])',
+        'return round(float(arg["float"]), 6)',
         "fuzz 1000",
     ),
     Mutation(
