@@ -65,8 +65,8 @@ class Options:
         default=False,
         metadata={
             "doc": "on a GPU, run backward passes of `hypatia.compile` in the thread that asks for them, not "
-            "in autograd's, which saves two switches between threads a step; from then on that holds for all backward "
-            "passes of that thread"
+            "in autograd's, which saves two switches between threads a step; from then on that holds for all "
+            "backward passes of that thread"
         },
     )
     fp32_products: str = dataclasses.field(
