@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo
 demo: build ## set everything up, then compile a model and show what was done to it
-	@$(BIN)/python -m hypatia.demo
+	@$(BIN)/python -m hypatia.tools.demo
 
 .PHONY: test
 test: check-format lint test-rust test-python ## set everything up, then formatting, lints, Rust and Python tests
