@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 import subprocess
 import sys
@@ -26,6 +27,13 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert not run.stderr.strip(), run.stderr
     assert (tmp_path / "api" / "index.html").exists()
+
+
+def test_commands_name_modules_that_exist() -> None:
+    """`make demo` is no test of its own: it sets up an environment."""
+    for page in [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for name in re.findall(r"-m (hypatia[\w.]*)", page.read_text()):
+            assert importlib.util.find_spec(name.rstrip(".")), f"{page.name}: {name}"
 
 
 def test_every_option_is_in_the_readme() -> None:
