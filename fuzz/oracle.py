@@ -78,6 +78,8 @@ class Noise(TorchDispatchMode):
         if name in _SUMS:
             args = [self._moved(a) if isinstance(a, torch.Tensor) else a for a in args]
         result = func(*args, **kwargs)
+        if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
+            result = self._signed(result)
         if func._schema.is_mutable:
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
                 result.copy_(self._moved(result))
@@ -85,6 +87,16 @@ class Noise(TorchDispatchMode):
         if isinstance(result, (tuple, list)):
             return type(result)(self._moved(r) if isinstance(r, torch.Tensor) else r for r in result)
         return self._moved(result) if isinstance(result, torch.Tensor) else result
+
+    def _signed(self, value: torch.Tensor) -> torch.Tensor:
+        """Zeros of either sign: a sum of zeros starts at zero or at its first one, as the kernel likes. Eager's
+        product of one column has a sign for several rows, and none for one row or in a batch."""
+        if not value.is_floating_point() or value.all():
+            return value
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
+        return torch.where((value == 0) & negative, -value, value)
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         if not value.is_floating_point() or not value.numel():

@@ -18,7 +18,7 @@ from fuzz.case import Case, Entry, Plan
 from fuzz.check import Outcome, run_case
 from fuzz.generate import case_of
 from fuzz.minimise import minimised
-from fuzz.oracle import Reference, judged
+from fuzz.oracle import Noise, Reference, judged
 from fuzz.program import Program, Row, Weight, module_of
 from fuzz.runner import Runner, Settings
 from fuzz.tensors import T
@@ -267,6 +267,15 @@ def test_what_the_oracle_lets_pass() -> None:
     # Cancellation: eager's runs spread as far.
     near = [torch.tensor([v]) for v in (0.0, 1e-3, -2e-3)]
     assert not _judged(torch.tensor([2e-3]), near[0], near[0].double(), *near)
+
+
+def test_the_sign_of_a_sum_of_zeros_is_the_kernels_choice() -> None:
+    column, negative = torch.zeros(4, 1), torch.full((1, 4), -0.5)
+    assert torch.signbit(column @ negative).all(), "eager's product of several rows has a sign"
+    assert not torch.signbit(column[:1] @ negative).any(), "and that of one row has none"
+    with Noise(0, 1.0):
+        signs = torch.signbit(column @ negative)
+    assert signs.any() and not signs.all()
 
 
 def test_what_the_oracle_finds() -> None:
