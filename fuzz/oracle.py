@@ -89,8 +89,8 @@ class Noise(TorchDispatchMode):
         return self._moved(result) if isinstance(result, torch.Tensor) else result
 
     def _signed(self, value: torch.Tensor) -> torch.Tensor:
-        """Zeros of either sign: a sum of zeros starts at zero or at its first one, as the kernel likes. Eager's
-        product of one column has a sign for several rows, and none for one row or in a batch."""
+        """Zeros of either sign: a sum of zeros starts at zero or at its first one, as the kernel likes.
+        Eager's product of one column has a sign for several rows, and none for one row or in a batch."""
         if not value.is_floating_point() or value.all():
             return value
         self.count += 1

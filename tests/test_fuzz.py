@@ -275,7 +275,8 @@ def test_the_sign_of_a_sum_of_zeros_is_the_kernels_choice() -> None:
     assert not torch.signbit(column[:1] @ negative).any(), "and that of one row has none"
     with Noise(0, 1.0):
         signs = torch.signbit(column @ negative)
-    assert signs.any() and not signs.all()
+    assert signs.any()
+    assert not signs.all()
 
 
 def test_what_the_oracle_finds() -> None:
