@@ -211,8 +211,12 @@ class _Process:
             return {"kind": "hang", "message": f"no answer within {limit:.0f} s"}
         self.gone = True
         said = self._errors.read_text().strip().splitlines()
-        code = self._process.returncode
-        return {"kind": "crash", "message": f"exit code {code}: {' | '.join(said[-12:])[-600:]}"}
+        # A fatal error comes first, with what the library said before; lists of frames and modules follow.
+        fatal = next(
+            (i for i, line in enumerate(said) if line.startswith("Fatal Python error")), len(said) - 6
+        )
+        code, shown = self._process.returncode, said[max(fatal - 4, 0) : fatal + 8]
+        return {"kind": "crash", "message": f"exit code {code}: {' | '.join(shown)[:900]}"}
 
     def end(self) -> None:
         """Ends the process."""

@@ -221,6 +221,21 @@ fn rules_that_lose_the_gradient_stay_out_of_what_autograd_differentiates() {
     }
 }
 
+/// torch's kernel of hardsigmoid for a GPU has a sixth in fp32, whatever the dtype.
+#[test]
+fn hardsigmoid_is_not_used_for_float64() {
+    let fires = |dtype: &str| {
+        let program = parse(
+            &format!("(div (clamp (add x:{dtype}[4] 3.0) 0.0 6.0) 6.0)"),
+            Weights::Live,
+        );
+        let found = optimize(&program.unwrap(), &Options::default()).unwrap();
+        found.stats.fired.contains_key("hardsigmoid-of-clamp")
+    };
+    assert!(fires("f32") && fires("bf16"));
+    assert!(!fires("f64"));
+}
+
 /// Whether saturation finds that the two items of a tuple are equal.
 fn equal(tuple: &str) -> bool {
     let program = parse(tuple, Weights::Frozen).unwrap_or_else(|e| panic!("{tuple}: {e}"));

@@ -72,7 +72,8 @@ def _lying_alike(
     if effects_of(made.original):
         return made.kept
     try:
-        if lies_alike(made.kept, model, args, kwargs, changes=changes):
+        training = torch.is_grad_enabled() and not made.frozen
+        if lies_alike(made.kept, model, args, kwargs, changes=changes, training=training):
             return made.kept
     except Exception:
         log.info("the optimized graph cannot be compared with the model", exc_info=True)
@@ -100,6 +101,8 @@ class Optimized:
     """Runs the graph by its plan, which is all that was checked then; none if there is no plan."""
     check: Callable[[], fx.GraphModule]
     """Checks how torch's ops run the graph; what to keep."""
+    frozen: bool
+    """Weights count as constants: there are no gradients."""
 
 
 def optimized(
@@ -157,7 +160,7 @@ def optimized(
         by_plan(kept)
     graph = plans.get(kept.optimized)
     return Optimized(
-        kept.optimized, gm, report, ranges, reads, graph, lambda: checked(_interpreted).optimized
+        kept.optimized, gm, report, ranges, reads, graph, lambda: checked(_interpreted).optimized, freeze
     )
 
 

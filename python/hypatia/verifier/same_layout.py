@@ -1,7 +1,7 @@
 """Whether a compiled form of a model returns tensors that lie as the model's own do.
 
-They have the same shapes, dtypes and strides, and are in memory of their own, or in that of the same input,
-weight or result.
+They have the same shapes, dtypes and strides, require gradients or not, and are in memory of their own, or in
+that of the same input, weight or result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _lying(results: object, given: object, model: nn.Module) -> list[object]:
         place = result.untyped_storage().data_ptr()
         owner, first = owners.setdefault(place, (("result", i), result.storage_offset()))
         strides = [s for n, s in zip(result.shape, result.stride(), strict=True) if n > 1]
-        found.append((result.shape, result.dtype, strides, owner, result.storage_offset() - first))
+        about = (result.shape, result.dtype, result.requires_grad, strides)
+        found.append((*about, owner, result.storage_offset() - first))
     return found
 
 

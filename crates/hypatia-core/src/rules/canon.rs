@@ -147,7 +147,9 @@ fn activations() -> Vec<Rule> {
         // Above its threshold softplus is x, where tanh is one already.
         "mish-of-softplus": Canon Wider, "(mul~ ?x (tanh (softplus ?x 1.0 20.0)))" => "(mish ?x)";
         // Not so `x · hardsigmoid x`: the kernel of hardswish divides last, and overflows before.
-        "hardsigmoid-of-clamp": Canon Wider of_values, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)";
+        // torch's kernel for a GPU multiplies by a sixth in fp32.
+        "hardsigmoid-of-clamp": Canon Wider of_values, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)"
+            if "(narrow ?x)";
         // torch's kernel of gelu doubles before it halves, and overflows above half of the greatest number.
         "gelu-of-erf": Canon Reassoc, "(mul~ (mul ?x 0.5) (add (erf (div ?x 1.4142135623730951)) 1.0))" => "(gelu ?x)";
         "gelu-of-erf-scaled": Canon Reassoc, "(mul~ (mul ?x 0.5) (add (erf (mul ?x 0.7071067811865476)) 1.0))"

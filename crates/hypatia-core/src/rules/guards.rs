@@ -74,6 +74,10 @@ pub const GUARDS: &[(&str, Guard)] = &[
         let signed = |d: DType| d.is_float() || d.is_int() && d != DType::U8;
         f.iter().all(|f| f.ty.tensor().is_some_and(|t| signed(t.dtype)))
     }),
+    // Not of float64, for which some kernels of torch's have constants of fp32.
+    ("narrow", |f| {
+        f.iter().all(|f| f.ty.tensor().is_some_and(|t| t.dtype != DType::F64))
+    }),
     // Tensors of one dtype; beside one, a number that promotes nothing.
     ("one_dtype", |f| {
         let mut dtypes = f.iter().filter_map(|f| f.ty.tensor()).map(|t| t.dtype);
