@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,10 +16,9 @@ from torch.utils import _pytree as pytree
 import hypatia
 from hypatia import faults
 from hypatia.errors import PrecisionWarning, VerificationWarning
-from hypatia.execute import choose
+from hypatia.execute import choose, timing
 from hypatia.frontend import direct
 from hypatia.frontend.dynamo import collecting
-from hypatia.frontend.train import Trained
 
 from .case import Entry
 
@@ -70,18 +68,12 @@ def watching() -> Iterator[Seen]:
 @contextlib.contextmanager
 def won_by(form: str) -> Iterator[None]:
     """Inside, the choice among forms of a graph is not left to a clock: this one is the fastest."""
-    rank = {"plan": 2.0, "plainer plan": 9.0, "graph": 3.0, "eager": 4.0, form: 1.0}
+    order = [form, "plan", "plain", "recording", "graph", "eager", "plainer plan"]
 
-    def in_turns(forms: Any, seconds: float, **_: Any) -> dict[str, float]:
-        return {name: rank[name] for name in forms}
+    def instead(forms: Sequence[str]) -> dict[str, float]:
+        return {name: 1.0 + order.index(name) if name in order else 9.0 for name in forms}
 
-    still = types.SimpleNamespace(perf_counter=lambda: 0.0, sleep=lambda _: None)
-    steps = {"compiled": 1.0, "eager": 0.5 if form == "eager" else 2.0}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(choose, "in_turns", in_turns))
-        stack.enter_context(mock.patch.object(choose, "time", still))
-        stack.enter_context(mock.patch.object(choose, "PAUSES", ()))
-        stack.enter_context(mock.patch.object(Trained, "_timed", return_value=steps))
+    with mock.patch.object(timing, "instead", instead), mock.patch.object(choose, "PAUSES", ()):
         yield
 
 

@@ -12,17 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import hypatia
-from hypatia.execute import choose
 from hypatia.frontend import direct
 
 
 @pytest.fixture(autouse=True)
-def _never_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that is faster as it is needs no attention."""
+def _seeded() -> None:
     torch.manual_seed(0)
-    times = {"plan": 0.0, "graph": 1.0, "eager": 2.0}
-    monkeypatch.setattr(choose, "keep_fastest", lambda *_: times)
-    monkeypatch.setattr(choose, "in_turns", lambda forms, *_, **__: {n: times[n] for n in forms})
 
 
 class Settings:

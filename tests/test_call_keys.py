@@ -129,8 +129,7 @@ def test_graphs_that_are_kept_do_not_serve_other_structures(
 ) -> None:
     """Not only where eager was kept as the fastest form."""
     monkeypatch.setattr(
-        "hypatia.execute.choose.in_turns",
-        lambda forms, *_, **__: {n: float(n == "eager") for n in forms},
+        "hypatia.execute.timing.instead", lambda forms: {n: float(n == "eager") for n in forms}
     )
     test_structures_are_kept_apart_in_inference(name)
 

@@ -18,18 +18,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import choose, native, plans, timing, torch_calls
+from hypatia.execute import native, plans, timing, torch_calls
 from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan is kept even where it is not faster: what is tested is what it computes."""
+def _fresh() -> None:
     fresh_dynamo()
     torch.manual_seed(0)
-    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
-    monkeypatch.setattr(choose, "keep_fastest", lambda *_: times)  # self.native stays
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -426,8 +423,6 @@ def test_a_wrong_plan_is_not_used_by_the_direct_entry(monkeypatch: pytest.Monkey
 def test_the_slower_of_plan_and_graph_is_dropped(
     plan: float, dropped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
-    fresh_dynamo()
     monkeypatch.setattr(timing, "instead", lambda forms: {**dict.fromkeys(forms, 2.0), "plan": plan})
     model, x = Layers(F.relu).eval(), torch.randn(7, 19)
     with torch.no_grad(), collecting() as reports:

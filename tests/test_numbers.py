@@ -19,7 +19,6 @@ import hypatia
 from hypatia import _native
 from hypatia.capture.records import capture
 from hypatia.compiler.rebuild import rebuild_values
-from hypatia.execute import choose
 from support import fresh_dynamo
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -28,12 +27,9 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan is kept even where it is not faster: what is tested is what it computes."""
+def _fresh() -> None:
     fresh_dynamo()
     torch.manual_seed(0)
-    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
-    monkeypatch.setattr(choose, "keep_fastest", lambda *_: times)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hypatia
-from hypatia.execute import choose, native
+from hypatia.execute import native
 from hypatia.execute.binding import Binding
 from hypatia.frontend.dynamo import collecting
 from support import assert_as_close_as_eager, fresh_dynamo, tensors
@@ -152,18 +152,10 @@ FORMS: dict[str, Form] = {
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plan is kept even where it is not faster; a rollback is an error."""
+def _fresh() -> Iterator[None]:
+    """A rollback is an error."""
     fresh_dynamo()
     torch.manual_seed(0)
-    fastest = choose.keep_fastest
-
-    def kept(graph: native.NativeGraph, *args: Any, **kwargs: Any) -> dict[str, float]:
-        times = fastest(graph, *args, **kwargs)
-        graph.native = "plan" in times
-        return times
-
-    monkeypatch.setattr(choose, "keep_fastest", kept)
     with warnings.catch_warnings():
         warnings.simplefilter("error", hypatia.VerificationWarning)
         warnings.simplefilter("error", hypatia.PrecisionWarning)

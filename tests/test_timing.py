@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import hypatia
 from hypatia.execute import choose, native, timing
 from hypatia.frontend import compiled_call, optimize
 from hypatia.frontend.dynamo import collecting
+from hypatia.verifier import first_call
 from support import fresh_dynamo
 
 
@@ -62,52 +64,105 @@ def fails() -> None:
     raise AssertionError("it was called")
 
 
+CPU = torch.device("cpu")
+
+
+def taken(forms: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+    return timing.timed(forms, seconds, CPU).taken
+
+
 def test_no_clock_decides_which_form_is_kept_in_tests() -> None:
-    forms = dict.fromkeys(("plan", "eager", "graph"), fails)
-    times = timing.in_turns(forms, 0.05, gpu=False)
+    times = taken(dict.fromkeys(("plan", "eager", "graph"), fails), 0.05)
     assert times["plan"] < times["graph"] < times["eager"]
-    assert timing.in_few_turns({"eager": fails, "compiled": fails}, (3, 9), 1.0).keys() == {
-        "eager",
-        "compiled",
-    }
+    assert timing.once({"eager": fails, "plain": fails}, CPU).keys() == {"eager", "plain"}
 
 
 def test_the_graph_is_left_out_where_eager_takes_twice_as_long(clock: Clock) -> None:
-    forms = {"plan": clock.takes(0.001), "eager": clock.takes(0.0025), "graph": fails}
-    times = timing.in_turns(forms, seconds=0.01, gpu=False)
-    assert times == {"plan": pytest.approx(0.001), "eager": pytest.approx(0.0025)}
-    forms = {"plan": clock.takes(0.001), "eager": clock.takes(0.0015), "graph": clock.takes(0.0014)}
-    assert list(timing.in_turns(forms, seconds=0.01, gpu=False)) == ["plan", "eager", "graph"]
+    forms = {"plan": clock.takes(0.001), "graph": fails, "eager": clock.takes(0.0025)}
+    assert taken(forms, 0.01) == {"plan": pytest.approx(0.001), "eager": pytest.approx(0.0025)}
+    forms = {"plan": clock.takes(0.001), "graph": clock.takes(0.0014), "eager": clock.takes(0.0015)}
+    assert list(taken(forms, 0.01)) == ["plan", "graph", "eager"]
 
 
 def test_a_graph_that_does_not_run_is_left_out(clock: Clock) -> None:
-    forms = {"plan": clock.takes(0.003), "graph": fails}
-    assert list(timing.in_turns(forms, seconds=0.01, gpu=False)) == ["plan"]
+    assert list(taken({"plan": clock.takes(0.003), "graph": fails}, 0.01)) == ["plan"]
 
 
 def test_a_call_that_was_disturbed_does_not_count(clock: Clock) -> None:
     forms = {"plan": clock.takes(0.003, 0.9, 0.003), "graph": clock.takes(0.004)}
-    assert timing.in_turns(forms, seconds=0.05, gpu=False)["plan"] == pytest.approx(0.003)
+    assert taken(forms, 0.05)["plan"] == pytest.approx(0.003)
     # Of a few, the fastest.
     forms = {"plan": clock.takes(0.5, 0.1, 0.5), "graph": clock.takes(0.4)}
-    assert timing.in_turns(forms, seconds=0.05, gpu=False)["plan"] == pytest.approx(0.1)
+    assert taken(forms, 0.05)["plan"] == pytest.approx(0.1)
 
 
 def test_threads_of_torch_may_sleep_before_a_plan_is_timed(clock: Clock) -> None:
-    timing.in_turns({"plan": clock.takes(0.01), "graph": clock.takes(0.01)}, seconds=0.0, gpu=False)
+    taken({"plan": clock.takes(0.01), "graph": clock.takes(0.01)}, 0.0)
     assert clock.slept == pytest.approx(3 * timing.REST)
     clock.slept = 0.0
-    timing.in_turns({"plan": clock.takes(9.0), "graph": clock.takes(9.0)}, seconds=0.0, gpu=False)
+    taken({"plan": clock.takes(9.0), "graph": clock.takes(9.0)}, 0.0)
     assert clock.slept == pytest.approx(timing.REST), "it does not matter for calls that take long"
 
 
-def test_few_turns_leave_out_the_first(clock: Clock) -> None:
-    forms = {"compiled": clock.takes(9.0, 1.0), "eager": clock.takes(5.0, 2.0)}
-    assert timing.in_few_turns(forms, (3, 15), 0.1) == {"compiled": 1.0, "eager": 2.0}
-    assert timing.in_few_turns({"plan": clock.takes(7.0, 1.0)}, (1, 1), 0.0) == {"plan": 7.0}
-    calls: list[int] = []
-    timing.in_few_turns({"eager": lambda: calls.append(1)}, (3, 15), 0.1)
-    assert len(calls) == 15
+def test_one_call_of_each_form(clock: Clock) -> None:
+    assert timing.once({"plan": clock.takes(7.0, 1.0), "graph": clock.takes(2.0)}, CPU) == {
+        "plan": 7.0,
+        "graph": 2.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("times", "copies", "kept"),
+    [
+        ({"plan": 1.0, "graph": 1.0, "eager": 1.0}, 0, "plan"),
+        ({"plan": 1.02, "graph": 1.0, "eager": 1.0}, 0, "plan"),
+        ({"plan": 1.05, "graph": 1.02, "eager": 1.0}, 0, "graph"),
+        ({"plan": 1.05, "graph": 1.05, "eager": 1.0}, 0, "eager"),
+        ({"plan": 1.0, "graph": 1.02, "eager": 2.0}, choose.COPIES, "graph"),
+        ({"plan": 1.0, "graph": 1.04, "eager": 2.0}, choose.COPIES, "plan"),
+        ({"plan": 1.0, "plainer plan": 1.0, "graph": 2.0}, choose.COPIES, "plan"),
+        ({"plan": 2.0, "recording": 1.0, "graph": 1.0, "eager": 1.0}, 0, "recording"),
+        ({"plain": 1.0, "masked": 0.99, "eager": 0.98}, 0, "plain"),
+        ({"plain": 1.1, "recorded": 1.0, "eager": 1.0}, 0, "recorded"),
+        ({"eager": 1.0}, 0, "eager"),
+    ],
+)
+def test_of_equals_the_first_is_kept(times: dict[str, float], copies: int, kept: str) -> None:
+    assert choose.decide(times, copies) == kept
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **apart: tuple[float, float]) -> None:
+    def timed(forms: Any, *_: Any) -> timing.Times:
+        known = {name: apart[name] for name in forms}
+        return timing.Times({name: max(both) for name, both in known.items()}, known)
+
+    monkeypatch.setattr(timing, "timed", timed)
+
+
+def chosen_on_a_gpu(recorded: list[str]) -> choose.Choice:
+    def record(name: str) -> Callable[[], object]:
+        recorded.append(name)
+        return fails
+
+    forms = {"graph": fails, "eager": fails}
+    return choose.fastest(forms, torch.device("cuda"), record=record)
+
+
+def test_what_calls_wait_for_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is busy for as long in both, the device is not."""
+    recorded: list[str] = []
+    on_a_gpu(monkeypatch, graph=(5.5, 5.7), eager=(1.9, 5.7), recording=(2.0, 0.1))
+    kept, times = chosen_on_a_gpu(recorded)
+    assert (kept, recorded) == ("recording", ["eager"])
+    assert list(times.taken) == ["recording", "graph", "eager"]
+    assert times.taken["graph"] == 5.7
+    assert times.apart["eager"] == (1.9, 5.7)
+
+
+def test_nothing_is_recorded_where_the_device_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+    on_a_gpu(monkeypatch, graph=(5.0, 1.0), eager=(6.0, 1.0))
+    assert (chosen_on_a_gpu(recorded).kept, recorded) == ("graph", [])
 
 
 def timed(
@@ -117,15 +172,15 @@ def timed(
 ) -> None:
     """The forms of a plan take so long, whatever they are."""
 
-    fastest = choose.keep_fastest
+    fastest = choose.fastest
 
-    def changed(graph: native.NativeGraph, *args: Any) -> dict[str, float]:
-        if change is not None:
-            change(graph)
-        return fastest(graph, *args)
+    def changed(*args: Any, plan: native.NativeGraph | None = None, **more: Any) -> choose.Choice:
+        if change is not None and plan is not None:
+            change(plan)
+        return fastest(*args, plan=plan, **more)
 
-    monkeypatch.setattr(choose, "keep_fastest", changed)
-    monkeypatch.setattr(choose, "timed", lambda forms, **_: {name: seconds[name] for name in forms})
+    monkeypatch.setattr(choose, "fastest", changed)
+    monkeypatch.setattr(timing, "instead", lambda forms: {name: seconds[name] for name in forms})
 
 
 def test_a_graph_that_is_faster_than_its_plan_is_checked_before_it_runs(
@@ -163,11 +218,16 @@ def test_a_wrong_graph_does_not_run_for_its_right_plan(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("right", [True, False])
 def test_the_same_by_torch_compile(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(graph: native.NativeGraph) -> None:
-        ops = graph.graph
-        graph.graph = ops if right else lambda args: [t + 0.1 for t in ops(args)]
+    if not right:
+        made = first_call.Guard._fastest
 
-    timed(monkeypatch, change, plan=3.0, graph=1.0, eager=2.0)
+        def broken(guard: Any, trial: Any, form: Any) -> Any:
+            ops = form.forward.graph
+            form.forward.graph = lambda args: [t + 0.1 for t in ops(args)]
+            return made(guard, trial, form)
+
+        monkeypatch.setattr(first_call.Guard, "_fastest", broken)
+    timed(monkeypatch, plan=3.0, graph=1.0, eager=2.0)
     model, x = mlp(), torch.randn(4, 8)
     compiled = torch.compile(model, backend="hypatia")
     with torch.no_grad(), collecting() as reports:
@@ -184,7 +244,7 @@ def test_torch_compile_keeps_the_fastest_form(
     fastest: str, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eager is among them: the graph as it was captured. On a CPU a training step has no plan."""
-    times = {"plan": 3.0, "graph": 3.0, "eager": 3.0, fastest: 1.0}
+    times = {"plan": 3.0, "graph": 3.0, "eager": 3.0, "plain": 3.0, fastest: 1.0}
     timed(monkeypatch, **times)
     model, x = mlp().train(training), torch.randn(4, 8)
     compiled = torch.compile(model, backend="hypatia")
@@ -203,7 +263,7 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train(), torch.randn(4, 8)
     for graph, kept in ((1.0, "graph"), (3.0, "eager")):
         times = {"eager": 2.0, "graph": graph}
-        monkeypatch.setattr(choose, "in_turns", lambda *_, answer=times, **__: (torch.rand(1), answer)[1])
+        monkeypatch.setattr(timing, "instead", lambda _, answer=times: (torch.rand(1), answer)[1])
         state = torch.get_rng_state()
         with torch.no_grad():
             compiled = hypatia.compile(model, x)
@@ -215,9 +275,114 @@ def test_what_has_no_plan_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_others_would_notice_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_call, "effects_of", lambda _: ["c10d.all_reduce"])
-    monkeypatch.setattr(choose, "in_turns", lambda *_, **__: fails())
-    monkeypatch.setattr(choose, "keep_fastest", lambda *_: fails())
+    monkeypatch.setattr(choose, "fastest", lambda *_, **__: fails())
     x = torch.randn(4, 8)
     for model in (mlp(), nn.Sequential(nn.Linear(8, 16), nn.Dropout()).train()):
         with torch.no_grad():
             assert hypatia.compile(model, x).reports[0].times is None
+
+
+def assert_rematches(compiled: Any, model: nn.Module, x: torch.Tensor, calls: int) -> None:
+    with torch.no_grad():
+        for _ in range(calls):
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("entry", ["compile", "torch.compile"])
+def test_a_plan_that_lost_by_little_is_timed_again_later(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "PAUSES", ())
+    timed(monkeypatch, plan=1.1, graph=1.3, eager=1.0, kept=1.0)
+    model, x = mlp(), torch.randn(4, 8)
+    with collecting() as reports, torch.no_grad():
+        if entry == "compile":
+            compiled: Any = hypatia.compile(model, x)
+            reports = compiled.reports
+        else:
+            compiled = torch.compile(model, backend="hypatia")
+            compiled(x)
+    (report,) = reports
+    assert (report.kept, report.later) == ("eager", "")
+    assert_rematches(compiled, model, x, 64 + 2 * choose.LAPS)
+    assert report.kept == "eager"
+    assert report.later.startswith("after 79 calls")
+    timed(monkeypatch, plan=1.0, kept=1.0)
+    runs: list[bool] = []
+    run = native.NativeGraph.run
+    monkeypatch.setattr(native.NativeGraph, "run", lambda *a: (runs.append(True), run(*a))[1])
+    assert_rematches(compiled, model, x, 900)
+    assert not runs
+    assert_rematches(compiled, model, x, 100)
+    assert report.kept == "plan"
+    assert "the plan is kept now" in str(report)
+    del runs[:]
+    assert_rematches(compiled, model, x, 3)
+    assert len(runs) >= 3
+
+
+def test_a_plan_that_lost_by_much_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "PAUSES", ())
+    timed(monkeypatch, plan=1.2, graph=1.3, eager=1.0)
+    monkeypatch.setattr(choose, "Rematch", fails)
+    hypatia.compile(mlp(), torch.randn(4, 8))
+
+
+class Rounds:
+    """A rematch on a clock, the plan of which takes so long, and runs or does not."""
+
+    def __init__(self, clock: Clock, plan: float) -> None:
+        self.runs = True
+        self.planned = 0
+        self.ended: list[tuple[int, dict[str, float], bool]] = []
+        kept = clock.takes(2.0)
+
+        def planned(_: Any) -> object:
+            self.planned += 1
+            clock.now += plan
+            return ["plan"] if self.runs else None
+
+        def by_kept(_: Any) -> object:
+            kept()
+            return ["kept"]
+
+        self.rematch = choose.Rematch(by_kept, planned, CPU, lambda *told: self.ended.append(told))
+
+    def call(self, times: int = 1) -> list[object]:
+        return [self.rematch([]) for _ in range(times)]
+
+
+@pytest.mark.parametrize("plan", [1.0, 3.0])
+def test_a_rematch_times_calls_that_are_made_anyway(plan: float, clock: Clock) -> None:
+    rounds = Rounds(clock, plan)
+    assert rounds.call(63) == 63 * [["kept"]]
+    assert rounds.call(choose.LAPS) == choose.LAPS * [["plan"]]
+    assert not rounds.ended
+    assert rounds.call(choose.LAPS) == choose.LAPS * [["kept"]]
+    assert rounds.ended == [(79, {"plan": plan, "kept": 2.0}, plan < 2.0)]
+    rounds.call(2000)
+    assert len(rounds.ended) == len(choose.LATER)
+    assert rounds.planned == choose.LAPS * len(choose.LATER)
+
+
+def test_there_is_no_rematch_where_the_plan_does_not_run_or_somebody_looks(clock: Clock) -> None:
+    rounds = Rounds(clock, 1.0)
+    rounds.runs = False
+    assert rounds.call(200) == 200 * [["kept"]]
+    assert (rounds.planned, rounds.ended) == (1, [])
+    rounds = Rounds(clock, 1.0)
+    with torch.autocast("cpu"):
+        assert rounds.call(1000) == 1000 * [["kept"]]
+    with FlopCounterMode(display=False):
+        assert rounds.call(200) == 200 * [["kept"]]
+    assert (rounds.planned, rounds.ended) == (0, [])
+
+
+def test_optimize_returns_the_model_as_it_is_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp(), torch.randn(4, 8)
+    for training in (False, True):
+        for graph, kept in ((1.0, "graph"), (3.0, "eager")):
+            timed(monkeypatch, graph=graph, eager=2.0)
+            with torch.set_grad_enabled(training):
+                made = hypatia.optimize(model, x)
+                torch.testing.assert_close(made(x), model(x))
+            report = made.meta["hypatia"]
+            assert (report.kept, report.times) == (kept, {"graph": graph, "eager": 2.0})

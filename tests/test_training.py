@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.compiler import pipeline
-from hypatia.execute import choose, native
-from hypatia.frontend import train
+from hypatia.execute import native, timing
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
 from hypatia.verifier import compare
 
@@ -38,7 +37,7 @@ class Layers(nn.Module):
 @pytest.fixture
 def never_eager() -> Iterator[None]:
     """A step runs compiled, whether that is faster or not."""
-    with mock.patch.object(train.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0}):
+    with mock.patch.object(timing, "instead", lambda forms: {n: float(n == "eager") for n in forms}):
         yield
 
 
@@ -51,7 +50,6 @@ def plans(never_eager: None) -> Iterator[None]:
 
     with (
         mock.patch.object(pipeline, "_no_kernels", return_value=""),
-        mock.patch.object(choose, "keep_fastest", return_value={"plan": 0.0, "graph": 1.0}),
         mock.patch.object(native.NativeGraph, "_failed", failed),
     ):
         yield
@@ -181,7 +179,7 @@ def test_random_numbers_are_eagers() -> None:
 def test_eager_is_kept_where_it_is_faster() -> None:
     model, x = Layers(), torch.randn(5, 12)
     call = hypatia.compile(model)
-    with mock.patch.object(train.Trained, "_timed", return_value={"eager": 0.0, "compiled": 1.0}):
+    with mock.patch.object(timing, "instead", lambda forms: {n: float(n != "eager") for n in forms}):
         for _ in range(3):
             assert_same(model, call, x)
     assert call._last_trained.eager
@@ -244,12 +242,12 @@ def test_a_plan_that_loses_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     asked = []
 
-    def timed(forms: Any, *, gpu: bool) -> dict[str, float]:
+    def instead(forms: Any) -> dict[str, float]:
         asked.append(forms)
         answer = answers[min(len(asked), 2) - 1]
         return {name: answer.get(name, 9.0) for name in forms}
 
-    monkeypatch.setattr(choose, "timed", timed)
+    monkeypatch.setattr(timing, "instead", instead)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
     compiled = hypatia.compile(model, x)
     assert len(asked) == 2  # the second time it wins

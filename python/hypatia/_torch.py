@@ -175,6 +175,12 @@ NAMES = {
         "only on a GPU",
     ),
     "end_allocating_to_pool": Name("torch._C", "_cuda_endAllocateToPool", "the same", "only on a GPU"),
+    "cuda_sleep": Name(
+        "torch._C",
+        "_cuda_sleep",
+        "a GPU that begins when all is queued: its own time, without the host's",
+        "only on a GPU, where the larger of both is measured instead",
+    ),
     "release_pool": Name("torch._C", "_cuda_releasePool", "the same", "only on a GPU"),
 }
 

@@ -14,6 +14,7 @@ from ..capture import source_names
 from ..capture.records import module_of
 from ..compiler.comparison import Result
 from ..execute import plans
+from ..execute.choose import Choice
 from ..kernels import FusedCall
 from .program_cache import Optimization
 
@@ -143,6 +144,10 @@ class Check:
         return text + "".join(without)
 
 
+FORMS = {"plan": "native plan", "recording": "recording", "graph": "torch's ops", "eager": "eager"}
+"""Forms of a graph, as people read them."""
+
+
 class GraphReport:
     """The report of one compiled graph."""
 
@@ -154,7 +159,11 @@ class GraphReport:
         self.after = after
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
-        """Seconds of a call by the native plan, by torch's ops and as eager, where these were timed."""
+        """Seconds of a call in each form, where these were timed."""
+        self.apart: dict[str, tuple[float, float]] = {}
+        """On a GPU, seconds of the device and of the host, of which `times` has the larger."""
+        self.later = ""
+        """What came of timing a plan again that had lost by little."""
         self.kept = "plan"
         """Which of these forms runs."""
         self.folded = folded
@@ -166,6 +175,18 @@ class GraphReport:
         self.no_plan = ""
         """Why the graph has no native plan, if it has none."""
         self.optimization = optimization
+
+    def chose(self, choice: Choice) -> None:
+        """Notes which form was kept, and what was measured."""
+        self.kept, (taken, self.apart) = choice
+        self.times = taken or None
+
+    def chose_later(self, calls: int, seconds: dict[str, float], won: bool) -> None:
+        """Notes what a plan and the form that was kept took at later calls."""
+        each = ", ".join(f"{name} {1e6 * taken:.0f} us" for name, taken in seconds.items())
+        self.later = f"after {calls} calls: {each}: " + ("the plan is kept now" if won else "it stays so")
+        if won:
+            self.kept = "plan"
 
     @functools.cached_property
     def graphs(self) -> dict[str, list[source_names.DrawnNode]]:
@@ -221,7 +242,7 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, object]:
         """What can be written down; the search itself and the graphs stay behind."""
-        kept = ("kind", "check", "times", "kept", "no_plan", "folded", "memory")
+        kept = ("kind", "check", "times", "apart", "later", "kept", "no_plan", "folded", "memory")
         made = ("data", "proof", "programs", "fused", "graphs")
         return {name: getattr(self, name) for name in kept + made}
 
@@ -250,9 +271,10 @@ class GraphReport:
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
         if self.times is not None:
-            names = {"plan": "native plan", "graph": "torch's ops", "eager": "eager"}
-            each = ", ".join(f"{names[k]} {1e6 * v:.0f} us" for k, v in self.times.items())
-            lines.append(f"  native    {each}: {self._verdict(self.times, names)}")
+            each = ", ".join(f"{FORMS[k]} {self._taken(k, v)}" for k, v in self.times.items())
+            lines.append(f"  native    {each}: {self._verdict(self.times)}")
+        if self.later:
+            lines.append(f"  later     {self.later}")
         if self.no_plan:
             lines.append(f"  no plan   {self.no_plan}")
         if self.memory is not None or self.folded:
@@ -265,16 +287,23 @@ class GraphReport:
             lines.append(f"  verified  {self.check}")
         return "\n".join(lines)
 
-    def _verdict(self, times: dict[str, float], names: dict[str, str]) -> str:
+    def _taken(self, name: str, seconds: float) -> str:
+        text = f"{1e6 * seconds:.0f} us"
+        if name in self.apart:
+            device, host = self.apart[name]
+            text += f" (device {1e6 * device:.0f}, host {1e6 * host:.0f})"
+        return text
+
+    def _verdict(self, times: dict[str, float]) -> str:
         if "plan" not in times:
-            return f"no plan, {names[self.kept]} kept"
+            return f"no plan, {FORMS[self.kept]} kept"
         if self.kept == "plan":
             return "the plan is kept"
         if self.kept not in times:
             return "dropped, torch's ops faster but wrong: runs as it was captured"
         if times["plan"] < times[self.kept]:
             return "dropped, too little faster for its copies of weights"
-        return f"dropped, {names[self.kept]} faster"
+        return f"dropped, {FORMS[self.kept]} faster"
 
 
 def _names(names: list[str], most: int = 12) -> str:

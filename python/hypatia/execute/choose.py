@@ -1,14 +1,24 @@
-"""Which form of a graph runs: its plan, torch's ops on the optimized graph, or eager. The fastest does."""
+"""Which form of a call runs: the fastest one. Every entry asks here, with its forms in order of preference.
+
+The forms of a graph are its plan, a recording (a CUDA graph of torch's ops), torch's ops on the optimized
+graph, and eager: the graph as it was captured. A training step has forms of its own, and eager.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
+
+from .. import _torch
+from .._torch import pytree
+from . import timing
 from .native import NativeGraph
-from .timing import in_turns
+from .timing import Forms, Laps, Times
 
 log = logging.getLogger(__name__)
 
@@ -30,67 +40,195 @@ PAUSES = (0.02, 0.1)
 SECONDS = 0.05
 """How long forms are timed."""
 
-Forms = Mapping[str, Callable[[], object]]
+NARROW = 1.15
+"""A plan that takes so many times as long as what was kept is timed again at later calls."""
+
+LATER, LAPS = (64, 1024), 8
+"""At which calls, and how many of them for each form."""
+
+Record = Callable[[str], Callable[[], object] | None]
+"""Makes a recording of one of the forms, and returns a call of it; none if it cannot be recorded."""
 
 
-def timed(forms: Forms, *, gpu: bool) -> dict[str, float]:
-    """Seconds of a call in each form."""
-    return in_turns(forms, SECONDS, gpu=gpu)
+class Choice(NamedTuple):
+    """The form that was kept, and what was measured."""
+
+    kept: str
+    times: Times
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the plan lost by little."""
+        taken = self.times.taken
+        lost = self.kept != "plan" and "plan" in taken
+        return lost and taken["plan"] <= NARROW * taken.get(self.kept, 0.0)
 
 
-def keep_fastest(
-    native: NativeGraph, args: Sequence[object], eager: Callable[[], object] | None = None
-) -> dict[str, float]:
-    """Times the plan, the graph and what eager does in turn, keeps the fastest; seconds of each.
+def fastest(
+    forms: Forms,
+    device: torch.device,
+    *,
+    plan: NativeGraph | None = None,
+    args: Sequence[object] = (),
+    record: Record | None = None,
+) -> Choice:
+    """Times forms, which are in order of preference, and the plan of these arguments; the one to keep.
 
-    A plan that does not run on these arguments is not kept, and has no time.
+    A plan that does not run is not kept, and has no time. A recording is made where the host is what calls
+    wait for.
     """
-    forms: dict[str, Callable[[], object]] = {}
-    other = None
-    gpu = native.binding.device.type == "cuda"
-    native.native = True
-    # Packing weights is not part of a call.
-    if native.run(args) is not None and native.native:
-        forms["plan"] = lambda: native(list(args))
-        other = _plainer(native, args)
-    if other is not None:
-        forms["plainer plan"] = lambda: other(list(args))
-    if eager is not None:
-        forms["eager"] = eager
-    forms["graph"] = lambda: native.graph(list(args))
-    if "plan" not in forms:
-        log.info(
-            "the native plan does not run: %s", native.binding.refusal or "it is not for these arguments"
-        )
-        native.native = False
-        return timed(forms, gpu=gpu) if eager is not None else {}
-    # Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages. But
-    # much memory for copies of weights has to pay.
-    limit = CLOSE if native.binding.bytes[1] < COPIES else 1 / CLOSE
-    best = _patiently(forms, limit, gpu=gpu)
-    if other is not None and best["plainer plan"] < best["plan"]:
-        native.binding.take(other.binding)
-        best["plan"] = best["plainer plan"]
-    best.pop("plainer plan", None)
-    native.native = best["plan"] <= limit * _others(best)
-    return best
+    forms = dict(forms)
+    plainer = None
+    if plan is not None:
+        plan.native = True
+        # Packing weights is not part of a call.
+        if plan.run(args) is not None and plan.native:
+            plainer = _plainer(plan, args)
+            theirs = {"plan": plan, "plainer plan": plainer}
+            made = {name: _calling(graph, args) for name, graph in theirs.items() if graph is not None}
+            forms = {**made, **forms}
+        else:
+            why = plan.binding.refusal or "it is not for these arguments"
+            log.info("the native plan does not run: %s", why)
+    copies = 0 if plan is None else plan.binding.bytes[1]
+    times = _patiently(forms, copies, device)
+    if plan is not None and plainer is not None:
+        other = times.taken.pop("plainer plan")
+        if other < times.taken["plan"]:
+            plan.binding.take(plainer.binding)
+            times.taken["plan"] = other
+    if record is not None:
+        times = _with_recording(times, record, device)
+    kept = decide(times.taken, copies)
+    if plan is not None:
+        plan.native = kept == "plan"
+    return Choice(kept, times)
 
 
-def _patiently(forms: Forms, limit: float, *, gpu: bool) -> dict[str, float]:
-    """Seconds of each form; a plan that would be dropped is timed again, for it is dropped for good, and what
-    disturbs one measurement may spare the next."""
-    best = timed(forms, gpu=gpu)
-    for pause in PAUSES:
-        if min(taken for name, taken in best.items() if name.endswith("plan")) <= limit * _others(best):
+def decide(taken: Mapping[str, float], copies: int = 0) -> str:
+    """The first form that is about as fast as the fastest of the others.
+
+    Of equals the plan is kept: its results lie in memory that is used again, not in fresh pages. But much
+    memory for copies of weights has to pay.
+    """
+    for name, seconds in taken.items():
+        is_plan = name.endswith("plan")
+        limit = 1 / CLOSE if is_plan and copies >= COPIES else CLOSE
+        others = (t for n, t in taken.items() if n != name and not (is_plan and n.endswith("plan")))
+        if seconds <= limit * min(others, default=math.inf):
+            return name
+    return min(taken, key=taken.__getitem__)
+
+
+def with_backward(call: Callable[[], object], wanted: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """A training step: both passes, for those of the tensors that have gradients."""
+    leaves = [t for t in wanted if t.requires_grad]
+
+    def step() -> None:
+        results = [t for t in pytree.tree_leaves(call()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], allow_unused=True)
+
+    return step
+
+
+class Rematch:
+    """Calls in the form that was kept, and some later ones by the plan, which lost by little: what was
+    measured beside a compilation may not be so any more. Calls are timed that are made anyway."""
+
+    def __init__(
+        self,
+        kept: Callable[[list[Any]], object],
+        plan: Callable[[Sequence[Any]], object | None],
+        device: torch.device,
+        ended: Callable[[int, dict[str, float], bool], None],
+    ) -> None:
+        """The plan returns none where it does not run. ``ended`` is told after how many calls what was
+        measured, and whether the plan is to run from now on."""
+        self._kept = kept
+        self._plan = plan
+        self._device = device
+        self._ended = ended
+        self._calls = 0
+        self._laps: dict[str, Laps] = {}
+
+    def __call__(self, args: list[Any]) -> object:
+        """The results."""
+        self._calls += 1
+        begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
+        if begun is None or not _is_quiet(self._device):
+            self._laps = {}
+            return self._kept(args)
+        at = self._calls - begun
+        if at == 0:
+            self._laps = {name: Laps(self._device) for name in ("plan", "kept")}
+        laps = self._laps
+        if at < LAPS:
+            results = laps["plan"].time(lambda: self._plan(args)) if laps else None
+            if results is not None:
+                return results
+            # It does not run now, so that there is nothing to compare.
+            self._laps = {}
+        elif laps:
+            results = laps["kept"].time(lambda: self._kept(args))
+            if at == 2 * LAPS - 1:
+                self._end(laps)
+            return results
+        return self._kept(args)
+
+    def _end(self, laps: Mapping[str, Laps]) -> None:
+        self._laps = {}
+        seconds = {name: each.seconds() for name, each in laps.items()}
+        if timing.instead is not None:
+            seconds = timing.instead(list(laps))
+        self._ended(self._calls, seconds, decide(seconds) == "plan")
+
+
+def _is_quiet(device: torch.device) -> bool:
+    """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return not (
+        capturing
+        or _torch.dispatch_mode_count()
+        or _torch.any_autocast()
+        or _torch.functorch_active()
+        or torch.compiler.is_compiling()
+    )
+
+
+def _calling(run: Callable[[list[object]], object], args: Sequence[object]) -> Callable[[], object]:
+    return lambda: run(list(args))
+
+
+def _with_recording(times: Times, record: Record, device: torch.device) -> Times:
+    """The same with the time of a recording, if that can be faster than all others: it takes what the device
+    takes for the form that is recorded."""
+    devices = {name: times.apart[name][0] for name in ("graph", "eager") if name in times.apart}
+    if not devices:
+        return times
+    name = min(devices, key=devices.__getitem__)
+    if CLOSE * devices[name] >= min(times.taken.values()):
+        return times
+    call = record(name)
+    if call is None:
+        return times
+    more = timing.timed({"recording": call}, SECONDS, device)
+    plan = {n: t for n, t in times.taken.items() if n == "plan"}
+    return Times({**plan, **more.taken, **times.taken}, {**times.apart, **more.apart})
+
+
+def _patiently(forms: Forms, copies: int, device: torch.device) -> Times:
+    """Times of the forms. A plan that would be dropped is timed again: what disturbs one measurement may
+    spare the next."""
+    times = timing.timed(forms, SECONDS, device)
+    for pause in PAUSES if "plan" in forms else ():
+        if decide(times.taken, copies).endswith("plan"):
             break
         time.sleep(pause)
-        again = timed(forms, gpu=gpu)
-        best = {name: min(taken, again.get(name, taken)) for name, taken in best.items()}
-    return best
-
-
-def _others(times: Mapping[str, float]) -> float:
-    return min((taken for name, taken in times.items() if not name.endswith("plan")), default=math.inf)
+        again = timing.timed(forms, SECONDS, device)
+        taken = {n: min(t, again.taken.get(n, t)) for n, t in times.taken.items()}
+        apart = {n: min(t, again.apart.get(n, t), key=max) for n, t in times.apart.items()}
+        times = Times(taken, apart)
+    return times
 
 
 def _plainer(native: NativeGraph, args: Sequence[object]) -> NativeGraph | None:

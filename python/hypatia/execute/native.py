@@ -19,7 +19,7 @@ from ..timeline import BINDING, stage
 from .agreement import agree_at_new_sizes
 from .binding import Binding, Bound
 from .plans import Planner
-from .timing import in_few_turns
+from .timing import once
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class NativeGraph:
             warnings.warn(VerificationWarning(text), stacklevel=2)
             return tuple(expected)
         forms = {"plan": lambda: self.run(args), "graph": lambda: self.fallback(list(args))}
-        taken = in_few_turns(forms, (1, 1), 0.0)
+        taken = once(forms, self.binding.device)
         if taken["plan"] > SLOWER * taken["graph"]:
             self._slower.add(sizes)
             self.binding.bound.pop(sizes, None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+
+from .. import _torch
 
 log = logging.getLogger(__name__)
 
@@ -19,24 +21,92 @@ BRIEF, WAKE, TURN = 0.002, 0.002, 0.002
 """Seconds of a call that is made many times in a turn, of such calls until threads are awake and on cores of
 their own, and of the turn after that."""
 
+QUEUED, QUEUE = 20, 0.0005
+"""Calls that are queued on a GPU at most, and seconds for which some are. More would fill its queue, and the
+host would wait."""
+
+CYCLES = 2e9
+"""Of a GPU in a second, about."""
+
+Forms = Mapping[str, Callable[[], object]]
+
+Apart = tuple[float, float]
+"""Seconds of the device and of the host. The host of a CPU's call has them all."""
+
 instead: Callable[[Sequence[str]], dict[str, float]] | None = None
 """Says what calls take in forms of these names, and no clock is asked: for tests, none of which may depend
 on what else a machine does."""
 
 
-def in_turns(forms: Mapping[str, Callable[[], object]], seconds: float, *, gpu: bool) -> dict[str, float]:
+class Times(NamedTuple):
+    """What calls take in several forms."""
+
+    taken: dict[str, float]
+    """Seconds of a call, where calls follow each other."""
+    apart: dict[str, Apart]
+    """On a GPU, what the device and the host take for it; they work at the same time."""
+
+
+def timed(forms: Forms, seconds: float, device: torch.device) -> Times:
     """What a call usually takes in each form, in turns.
 
     The form "graph" has the rewrites of the form "plan": where "eager" takes twice as long as the plan, the
     graph is left out. So it is if it does not run.
     """
     if instead is not None:
+        return Times(instead(list(forms)), {})
+    if device.type != "cuda":
+        return Times({name: host for name, (_, host) in _in_turns(forms, seconds, gpu=False).items()}, {})
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        apart = _in_turns(forms, seconds, gpu=True)
+    return Times({name: max(both) for name, both in apart.items()}, apart)
+
+
+def once(forms: Forms, device: torch.device) -> dict[str, float]:
+    """Seconds of one call in each form."""
+    if instead is not None:
         return instead(list(forms))
-    times: dict[str, list[float]] = {name: [] for name in forms}
-    first = next(iter(forms))
-    spinning = not gpu
-    wait = torch.cuda.synchronize if gpu else lambda: None
+    wait = _waiting(device)
     wait()
+    return {name: _taken(form, wait) for name, form in forms.items()}
+
+
+class Laps:
+    """Times of calls that somebody makes anyway. On a GPU nobody waits for them until they are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host: list[float] = []
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def time(self, call: Callable[[], object]) -> object:
+        """What the call returns."""
+        events = None
+        if self._device.type == "cuda":
+            stream = torch.cuda.current_stream(self._device)
+            events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            events[0].record(stream)
+        start = time.perf_counter()
+        results = call()
+        self._host.append(time.perf_counter() - start)
+        if events is not None:
+            events[1].record(stream)
+            self._events.append(events)
+        return results
+
+    def seconds(self) -> float:
+        """What a call usually took."""
+        for _, last in self._events[-1:]:
+            last.synchronize()
+        device = [first.elapsed_time(last) * 1e-3 for first, last in self._events]
+        return max(statistics.median(self._host), statistics.median(device or [0.0]))
+
+
+def _in_turns(forms: Forms, seconds: float, *, gpu: bool) -> dict[str, Apart]:
+    times: dict[str, list[Apart]] = {name: [] for name in sorted(forms, key=lambda name: name == "graph")}
+    first = next(iter(times))
+    spinning = not gpu
     start = time.perf_counter()
     while (
         not times[first]
@@ -48,67 +118,79 @@ def in_turns(forms: Mapping[str, Callable[[], object]], seconds: float, *, gpu: 
             if name == "graph" and not times[name] and (_is_twice_as_fast(times) or not _runs(form)):
                 del times[name]
                 continue
-            latest = times[name][-1] if times[name] else 0.0
+            if gpu:
+                times[name].append(_apart(form))
+                continue
+            latest = times[name][-1][1] if times[name] else 0.0
             if name.endswith("plan") and spinning and latest < LONG:
                 # Plans have threads of their own, which sleep at once.
                 time.sleep(REST)
-            spinning = not gpu and not name.endswith("plan")
-            times[name] += [_taken(form, wait)] if gpu or latest > BRIEF else _turn(form)
+            spinning = not name.endswith("plan")
+            times[name] += [(0.0, _taken(form))] if latest > BRIEF else _turn(form)
         if gpu and _is_clear(times):
             break
-    # The median, since some kernels are slower while the other half of a core is busy; the fastest of a
-    # few, since what disturbs one of them only makes it longer.
-    usual = statistics.median if len(times[first]) >= 5 else min
-    return {name: usual(taken) for name, taken in times.items()}
+    return {name: _usual(times[name]) for name in forms if name in times}
 
 
-def in_few_turns(
-    forms: Mapping[str, Callable[[], object]],
-    turns: tuple[int, int],
-    seconds: float,
-    wait: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Seconds of single calls in turns: medians without the first turn.
-
-    So many ``turns`` there are at least and at most; between, they end after these ``seconds``.
-    """
-    if instead is not None:
-        return instead(list(forms))
-    fewest, most = turns
-    taken: dict[str, list[float]] = {name: [] for name in forms}
-    start = time.perf_counter()
-    for turn in itertools.count():
-        if turn >= fewest and (turn >= most or time.perf_counter() - start >= seconds):
-            break
-        for name, form in forms.items():
-            wait()
-            taken[name].append(_taken(form, wait))
-    return {name: statistics.median(times[1:] or times) for name, times in taken.items()}
+def _usual(taken: Sequence[Apart]) -> Apart:
+    """The median, since some kernels are slower while the other half of a core is busy; the fastest of a
+    few, since what disturbs one of them only makes it longer."""
+    usual = statistics.median if len(taken) >= 5 else min
+    device, host = zip(*taken, strict=True)
+    return usual(device), usual(host)
 
 
-def _turn(form: Callable[[], object]) -> list[float]:
+def _apart(form: Callable[[], object]) -> Apart:
+    """Seconds of the device and of the host for one of several calls that are queued."""
+    latest = _taken(form)
+    torch.cuda.synchronize()
+    calls = max(1, min(QUEUED, int(QUEUE / max(latest, 1e-9))))
+
+    def queue() -> None:
+        for _ in range(calls):
+            form()
+
+    host = _taken(queue)
+    torch.cuda.synchronize()
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    hold = _torch.optional("cuda_sleep")
+    if hold is not None:
+        # The device begins when all is queued, so that it never waits for the host.
+        hold(int(1.5 * CYCLES * host))
+    before.record()
+    queue()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) * 1e-3 / calls, host / calls
+
+
+def _waiting(device: torch.device) -> Callable[[], object]:
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+
+
+def _turn(form: Callable[[], object]) -> list[Apart]:
     """Seconds of calls in a row, when the threads that they need are awake."""
     start = time.perf_counter()
     while time.perf_counter() - start < WAKE:
         form()
     start = time.perf_counter()
-    taken: list[float] = []
+    taken: list[Apart] = []
     while not taken or time.perf_counter() - start < TURN:
-        taken.append(_taken(form))
+        taken.append((0.0, _taken(form)))
     return taken
 
 
-def _taken(form: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
+def _taken(form: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
     before = time.perf_counter()
     form()
     wait()
     return time.perf_counter() - before
 
 
-def _is_twice_as_fast(times: Mapping[str, Sequence[float]]) -> bool:
+def _is_twice_as_fast(times: Mapping[str, Sequence[Apart]]) -> bool:
     if not all(times.get(name) for name in ("plan", "eager")):
         return False
-    return 2 * statistics.median(times["plan"]) < statistics.median(times["eager"])
+    return 2 * max(_usual(times["plan"])) < max(_usual(times["eager"]))
 
 
 def _runs(form: Callable[[], object]) -> bool:
@@ -120,10 +202,10 @@ def _runs(form: Callable[[], object]) -> bool:
     return True
 
 
-def _is_clear(times: Mapping[str, Sequence[float]]) -> bool:
+def _is_clear(times: Mapping[str, Sequence[Apart]]) -> bool:
     """Whether each call of one form took less than half of what any call of another did."""
     if min(map(len, times.values())) < 3:
         return False
-    slowest = {name: max(taken) for name, taken in times.items()}
+    slowest = {name: max(map(max, taken)) for name, taken in times.items()}
     best = min(slowest, key=slowest.__getitem__)
-    return all(2 * slowest[best] < min(taken) for name, taken in times.items() if name != best)
+    return all(2 * slowest[best] < min(map(max, taken)) for name, taken in times.items() if name != best)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..execute import choose
 from ..execute.agreement import agree
 from ..execute.native import NativeGraph
 from ..options import Options
-from ..verifier.first_call import effects_of
+from ..verifier.first_call import device_of, effects_of
 from ..verifier.reference import RandomState, changed_inputs, devices_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, TensorKind
@@ -128,10 +127,7 @@ class CompiledCall:
         """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
         gm = self._run = found.kept
         self._spec = out_spec(gm)
-        if found.graph is not None:
-            self._plan(found, found.graph, report, args, timed=timed)
-        elif timed:
-            self._without_plan(gm, report, args, kwargs)
+        self._choose(found, report, args, kwargs, timed=timed)
         if not effects_of(gm):
             self._check_lying(found, report, args, kwargs)
         if self._run is not self.model:
@@ -156,49 +152,59 @@ class CompiledCall:
             report.kept, report.no_plan = "eager", "results would lie otherwise in memory"
             log.info("the model runs as it is: results would lie otherwise in memory")
 
-    def _plan(
+    def _choose(
         self,
         found: Optimized,
-        graph: NativeGraph,
         report: GraphReport,
         args: tuple[object, ...],
+        kwargs: dict[str, object],
         *,
         timed: bool,
     ) -> None:
-        self.single = self._spec.is_leaf()
-        model, kept = self.model, found.kept
-        graph.graph = lambda flat: kept(*flat)
-        # Not the model itself: while another thread traces it, its weights are fake ones.
-        original = found.original
-        graph.fallback = lambda flat: original(*flat)
-        graph.ranges = {(i, d): sizes for (i, d), sizes in self.open.items()}
+        """Runs the fastest form of what was found from now on; its plan or graph where none can be timed."""
+        model, kept, original, plan = self.model, found.kept, found.original, found.graph
+        if plan is not None:
+            self.single = self._spec.is_leaf()
+            plan.graph = lambda flat: kept(*flat)
+            # Not the model itself: while another thread traces it, its weights are fake ones.
+            plan.fallback = lambda flat: original(*flat)
+            plan.ranges = {(i, d): sizes for (i, d), sizes in self.open.items()}
         if timed:
+            leaves = pytree.tree_leaves((args, kwargs))
+            device, random = device_of(leaves), RandomState(devices_of(leaves))
+            forms = {"graph": lambda: kept(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
             with torch.no_grad():
-                report.times = choose.keep_fastest(graph, args, lambda: model(*args))
-        times = report.times or {}
-        report.memory = graph.binding.bytes
-        if graph.native:
-            graph.settled = True
-            self.native, self._run = graph.direct, original
-        elif times.get("graph", math.inf) <= times["eager"]:
-            report.kept, self._run = "graph", found.check()
-        else:
-            report.kept, self._run = "eager", model
+                choice = choose.fastest(forms, device, plan=plan, args=args)
+            random.restore()
+            report.chose(choice)
+            if choice.kept == "eager":
+                self._run = model
+            elif choice.kept == "graph" and plan is not None:
+                self._run = found.check()
+            if plan is not None and choice.is_narrow and not self.open:
+                self._run = self._rematch(self._run, plan, report, device)
+        if plan is not None:
+            report.memory = plan.binding.bytes
+            plan.settled = True
+            if plan.native:
+                self.native, self._run = plan.direct, original
 
-    def _without_plan(
-        self, gm: fx.GraphModule, report: GraphReport, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> None:
-        """Keeps the graph or eager, whichever is faster."""
-        model = self.model
-        devices = devices_of(pytree.tree_leaves((args, kwargs)))
-        random = RandomState(devices)
-        forms = {"eager": lambda: model(*args, **kwargs), "graph": lambda: gm(*args, **kwargs)}
-        with torch.no_grad():
-            times = report.times = choose.timed(forms, gpu=any(d.type == "cuda" for d in devices))
-        random.restore()
-        report.kept = "graph"
-        if times.get("graph", math.inf) > choose.CLOSE * times["eager"]:
-            report.kept, self._run = "eager", model
+    def _rematch(
+        self, kept: Callable[..., object], plan: NativeGraph, report: GraphReport, device: torch.device
+    ) -> Callable[..., object]:
+        """Runs what was kept; the plan from then on where it turns out to be the faster one."""
+
+        def ended(calls: int, seconds: dict[str, float], won: bool) -> None:
+            report.chose_later(calls, seconds, won)
+            plan.native = won
+            self.native = plan.direct if won else None
+
+        def planned(args: Sequence[Any]) -> object | None:
+            results = plan.run(args)
+            return None if results is None else results[0] if self.single else self.structured(results)
+
+        rematch = choose.Rematch(lambda args: kept(*args), planned, device, ended)
+        return lambda *args: rematch(list(args))
 
     def outdated(self) -> bool:
         """Whether a part of the model is another one now, or has another dtype."""

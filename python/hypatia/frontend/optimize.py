@@ -11,18 +11,19 @@ import torch
 from torch import fx, nn
 
 from .._torch import pytree
-from ..capture.model_state import Reads
+from ..capture.model_state import Reads, buffers_kept
 from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
+from ..execute import choose
 from ..execute.native import NativeGraph
 from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
-from ..verifier.first_call import Guard, effects_of
-from ..verifier.reference import changed_inputs
+from ..verifier.first_call import Guard, device_of, effects_of
+from ..verifier.reference import RandomState, changed_inputs, devices_of
 from ..verifier.same_layout import lies_alike
 from .input_check import with_checked_inputs
 
@@ -54,7 +55,7 @@ def optimize(
         return result
     result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     report: GraphReport | None = result.meta.get("hypatia")
-    if report is not None and report.kept == "plan":
+    if report is not None and not report.no_plan:
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
     with_checked_inputs(result, leaves, made.ranges)
     return result
@@ -67,22 +68,47 @@ def _lying_alike(
     kwargs: dict[str, object],
     dynamic_shapes: object,
 ) -> fx.GraphModule:
-    """The graph that was found, or the captured one where its results would lie otherwise in memory."""
+    """The graph that was found, or the captured one where that is faster or results would lie otherwise."""
     changes = bool(changed_inputs(made.original))
     if effects_of(made.original):
         return made.kept
+    why = "results would lie otherwise in memory"
     try:
         training = torch.is_grad_enabled() and not made.frozen
         if lies_alike(made.kept, model, args, kwargs, changes=changes, training=training):
-            return made.kept
+            if changes or _is_faster(made, model, args, kwargs, training=training):
+                return made.kept
+            why = "the model is faster as it is"
     except Exception:
         log.info("the optimized graph cannot be compared with the model", exc_info=True)
-    log.info("the graph stays as it was captured: results would lie otherwise in memory")
+    log.info("the graph stays as it was captured: %s", why)
     kept = as_written(model, args, kwargs, dynamic_shapes)
     kept.meta["hypatia"] = made.report
     if made.report is not None:
-        made.report.kept, made.report.no_plan = "eager", "results would lie otherwise in memory"
+        made.report.kept, made.report.no_plan = "eager", why
     return kept
+
+
+def _is_faster(
+    made: Optimized, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool
+) -> bool:
+    """Whether the graph that was found is not slower than the model, with both passes in training."""
+    if made.report is None:
+        return True
+    leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    forms: dict[str, Callable[[], object]] = {
+        "graph": lambda: made.kept(*args, **kwargs),
+        "eager": lambda: model(*args, **kwargs),
+    }
+    wanted = [t for t in (*model.parameters(), *leaves) if t.requires_grad]
+    if training and wanted:
+        forms = {name: choose.with_backward(call, wanted) for name, call in forms.items()}
+    random = RandomState(devices_of(leaves))
+    with buffers_kept(model):
+        choice = choose.fastest(forms, device_of(leaves))
+    random.restore()
+    made.report.chose(choice)
+    return choice.kept == "graph"
 
 
 @dataclasses.dataclass

@@ -18,9 +18,9 @@ from ..capture.records import value_of
 from ..capture.trace import distinct, exported
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
-from ..execute.timing import in_few_turns
+from ..execute import choose
 from ..options import Options
-from ..verifier.first_call import effects_of
+from ..verifier.first_call import device_of, effects_of
 from ..verifier.same_layout import lies_alike
 from .call_key import trained_kind
 from .dynamo import Pass
@@ -100,27 +100,24 @@ class Trained:
 
     def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
-        devices = [t.device for t in leaves if t.is_cuda]
-        with torch.random.fork_rng(sorted({d.index for d in devices})):
-            step.settle(leaves)
-            if step.settled and self._positional:
-                times = self._timed(step, leaves)
-                step.times |= times
-                self.eager = times["eager"] < 0.97 * times["compiled"]
+        device = device_of(leaves)
+        with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
+            forms = step.forms(leaves)
+            if not forms:
+                return
+            leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+            wanted = (*self.model.parameters(), *leaves)
+            calls: dict[str, Callable[[], object]] = {
+                name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()
+            }
+            calls["eager"] = lambda: self._as_model(leaves)
+            steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
+            kept, (step.times, step.apart) = choose.fastest(steps, device)
+        step.passes, step.settled = forms.get(kept, step.passes), True
+        self.eager = kept == "eager"
 
-    def _timed(self, step: Step, leaves: Sequence[Any]) -> dict[str, float]:
-        """What a step takes, with all that autograd does."""
-        leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-        wanted = [t for t in (*self.model.parameters(), *leaves) if t.requires_grad]
-        wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
-
-        def once(call: Callable[[], object]) -> None:
-            results = [t for t in pytree.tree_leaves(call()) if t.requires_grad]
-            torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
-
-        forms = {"compiled": lambda: step(leaves), "eager": lambda: self.model(*leaves)}
-        steps = {name: functools.partial(once, call) for name, call in forms.items()}
-        return in_few_turns(steps, (3, 15), 0.1, wait)
+    def _as_model(self, leaves: Sequence[Any]) -> Any:
+        return self.model(*pytree.tree_unflatten(list(leaves), self._form))
 
     def is_direct(self) -> bool:
         """Whether both passes can run without autograd: there is one result, and nobody else listens."""
@@ -191,8 +188,7 @@ class Trained:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, with gradients."""
         if self._as_it_is:
-            args = pytree.tree_unflatten(list(leaves), self._form)
-            return self.model(*args)
+            return self._as_model(leaves)
         step = self.step
         if step is None or _torch.functorch_active():
             assert self._run is not None
@@ -201,7 +197,7 @@ class Trained:
             if not step.settled and step.ready:
                 self._settle(step, leaves)
             if self.eager:
-                return self.model(*leaves)
+                return self._as_model(leaves)
             results = step(leaves)
         return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
 

@@ -7,8 +7,6 @@ change and results that are views, most models do not need; those run by the fun
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +22,6 @@ from ..execute.train_step import Backward, Forward, Gradients, RecordedStep, Ten
 from .dynamo import Pass
 
 log = logging.getLogger(__name__)
-
-_TIMED = 7
-"""Steps of each form that are timed, beside one that is not."""
-
 
 Run = Callable[[list[Any]], Any]
 """Runs a graph on a list of arguments that it empties."""
@@ -125,6 +119,8 @@ class Step:
         """Backward passes run in the thread that asks for them."""
         self.times: dict[str, float] = {}
         """Seconds of a step in each form, once they were compared."""
+        self.apart: dict[str, tuple[float, float]] = {}
+        """On a GPU, those of the device and of the host."""
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model."""
@@ -147,17 +143,16 @@ class Step:
         """Whether both passes are verified, so that forms of them can be compared."""
         return all(p.settled() for p in self._graphs)
 
-    def settle(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Keeps the fastest form of the passes that computes the same."""
+    def forms(self, inputs: Sequence[torch.Tensor]) -> dict[str, Passes]:
+        """Forms of the passes that compute the same, by name; none while somebody records a CUDA graph."""
         forward, backward = (p.latest() for p in self._graphs)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return
-        self.settled = True
+            return {}
         self.passes = self._as_they_are(forward, backward)
-        if not any(t.is_cuda for t in inputs):
-            return
-        primals = [t.detach() for t in (*self.parameters, *inputs)]
         forms = {"plain": self.passes}
+        if not any(t.is_cuda for t in inputs):
+            return forms
+        primals = [t.detach() for t in (*self.parameters, *inputs)]
         first, last = _native_form(forward), _native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
@@ -172,8 +167,12 @@ class Step:
                 # Torch's ops, where its kernels are the faster ones.
                 torchs = self._as_they_are(*[_by_torch(f) for f in (forward, backward)])
                 self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
-            self.times = _compare(forms, primals, tangents)
-        self.passes = forms[min(self.times, key=self.times.__getitem__)]
+            return _right(forms, primals, tangents)
+
+    def by(self, passes: Passes, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results of the model by these passes, and by them from now on."""
+        self.passes = passes
+        return self(inputs)
 
     def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
         step = RecordedStep(*passes, primals, len(self.parameters), tangents)
@@ -197,19 +196,15 @@ def _by_torch(forward: Run) -> Run:
     return forward.graph if isinstance(forward, NativeGraph) else forward
 
 
-def _compare(
+def _right(
     forms: dict[str, Passes], primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
-) -> dict[str, float]:
-    """Seconds of a step in each form whose results and gradients are those of the first."""
-
-    def step(passes: Passes) -> list[Any]:
-        results, saved, besides = passes.forward(list(primals))
-        return [*results, *passes.backward(saved, besides, list(tangents))]
-
+) -> dict[str, Passes]:
+    """The forms whose results and gradients are those of the first."""
     expected: list[object] | None = None
     right: dict[str, Passes] = {}
     for name, passes in forms.items():
-        got = step(passes)
+        results, saved, besides = passes.forward(list(primals))
+        got: list[object] = [*results, *passes.backward(saved, besides, list(tangents))]
         expected = got if expected is None else expected
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
         if all(isinstance(a, torch.Tensor) and agree(a, b) for a, b in pairs):
@@ -217,18 +212,7 @@ def _compare(
         else:
             # Where an input of a ReLU is nearly zero, another order of sums decides otherwise.
             log.info("a %s training step has other gradients than the plain one; it is not used", name)
-    if len(right) == 1:
-        return dict.fromkeys(right, 0.0)
-    taken: dict[str, list[float]] = {name: [] for name in right}
-    for _ in range(1 + _TIMED):
-        for name, passes in right.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(3):
-                step(passes)
-            torch.cuda.synchronize()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) / 3 for name, times in taken.items()}
+    return right
 
 
 def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +98,8 @@ class Guard:
         self.report.check = check
         if form.compiled.planner is None:
             self.report.no_plan = self.report.no_plan or "the compiled graph was rolled back"
-            self.report.kept = "eager" if form.compiled.optimized is self.original else "graph"
+            if self.report.kept == "plan":
+                self.report.kept = "eager" if form.compiled.optimized is self.original else "graph"
         self.kept = form.compiled
         self.forward = self._current = form.forward
         self.settled = True
@@ -146,32 +146,44 @@ class Guard:
         return attempt.results
 
     def _fastest(self, trial: Trial, form: Form) -> Form:
-        """The plan, the graph by torch's ops if these are faster, and right too, or the graph as captured."""
-        if isinstance(form.forward, NativeGraph):
-            self._choose(trial, form.forward, form)
-            return form
+        """The fastest form of the graph that is right."""
+        plan = form.forward if isinstance(form.forward, NativeGraph) else None
         if form.compiled.report is None or not trial.inputs:
             return form
-        captured = self._as_captured()
-        forms = {
-            "eager": lambda: captured.forward(list(trial.inputs)),
-            "graph": lambda: form.forward(list(trial.inputs)),
-        }
+        ways = {"graph": form, "eager": self._as_captured()}
+        if plan is not None:
+            ways = {"graph": Form(form.compiled, plan.graph), "eager": Form(form.compiled, plan.fallback)}
+        device = device_of(trial.inputs)
+        forms = {name: functools.partial(_called, way.forward, trial.inputs) for name, way in ways.items()}
         with quietly(), stage(FORMS):
-            times = self.report.times = choose.timed(forms, gpu=is_on_gpu(trial.inputs))
-        return form if times.get("graph", math.inf) <= choose.CLOSE * times["eager"] else captured
+            choice = choose.fastest(forms, device, plan=plan, args=trial.inputs)
+        if plan is not None:
+            plan.settled = True
+            self.report.memory = plan.binding.bytes
+            if choice.kept == "graph" and not trial.run(ways["graph"]).ok:
+                # Only the plan was compared with eager.
+                choice = choice._replace(kept="eager")
+        self.report.chose(choice)
+        if choice.kept == "plan":
+            return form
+        kept = ways[choice.kept]
+        if plan is None:
+            return kept
+        plan.fallback = kept.forward
+        if choice.is_narrow and self.report.kind == "inference" and not plan.planner.symbols:
+            return Form(form.compiled, self._rematch(plan, device))
+        return form
 
-    def _choose(self, trial: Trial, plan: NativeGraph, form: Form) -> None:
-        with quietly(), stage(FORMS):
-            times = choose.keep_fastest(plan, trial.inputs, lambda: plan.fallback(list(trial.inputs)))
-        self.report.times = times or None
-        self.report.memory = plan.binding.bytes
-        plan.settled = True
-        if not plan.native:
-            faster = times.get("graph", math.inf) <= times.get("eager", math.inf)
-            right = faster and trial.run(Form(form.compiled, plan.graph)).ok
-            self.report.kept = "graph" if right else "eager"
-            plan.fallback = plan.graph if right else plan.fallback
+    def _rematch(self, plan: NativeGraph, device: torch.device) -> Forward:
+        """Runs what was kept; the plan from then on where it turns out to be the faster one."""
+
+        def ended(calls: int, seconds: dict[str, float], won: bool) -> None:
+            self.report.chose_later(calls, seconds, won)
+            if won:
+                plan.native = True
+                self.forward = self._current = plan
+
+        return choose.Rematch(plan.fallback, plan.run, device, ended)
 
     def _form(self, compiled: CompiledGraph) -> Form:
         """A form of the graph; where its plan does not run, the original does, since that is right."""
@@ -279,9 +291,14 @@ def _when_called(make: Callable[[], Forward]) -> Forward:
     return lambda args: made()(args)
 
 
-def is_on_gpu(values: Sequence[object]) -> bool:
-    """Whether a tensor is on a GPU."""
-    return any(isinstance(v, torch.Tensor) and v.is_cuda for v in values)
+def _called(forward: Forward, inputs: Sequence[object]) -> object:
+    return forward(list(inputs))
+
+
+def device_of(values: Sequence[object]) -> torch.device:
+    """The device that computes with these values."""
+    devices = [v.device for v in values if isinstance(v, torch.Tensor)]
+    return next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
 
 
 def effects_of(gm: fx.GraphModule) -> list[str]:

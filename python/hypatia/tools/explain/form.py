@@ -90,6 +90,8 @@ class GraphForm(GraphData):
     kept: str
     no_plan: str | None
     forms: dict[str, float] | None
+    apart: dict[str, tuple[float, float]]
+    later: str
     memory: dict[str, dict[str, int]]
     fused: list[str]
     programs: list[str]

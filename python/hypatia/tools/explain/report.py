@@ -154,6 +154,8 @@ def _graph(graph: GraphReport, replay: Replay | None, weights: frozenset[str]) -
         "kept": graph.kept,
         "no_plan": graph.no_plan or None,
         "forms": graph.times,
+        "apart": graph.apart,
+        "later": graph.later,
         "memory": memory(graph, weights),
         "fused": graph.fused,
         "programs": list(graph.programs),

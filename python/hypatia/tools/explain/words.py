@@ -79,7 +79,12 @@ def ops(graph: GraphForm) -> tuple[int, int]:
 
 def runs(graph: GraphForm) -> str:
     """Which form of a graph runs, why, and what forms take."""
-    by = {"plan": "by its native plan", "graph": "by torch's ops", "eager": "as it was captured"}
+    by = {
+        "plan": "by its native plan",
+        "recording": "by torch's ops, recorded as a CUDA graph",
+        "graph": "by torch's ops",
+        "eager": "as it was captured",
+    }
     text = by.get(graph["kept"], graph["kept"])
     if graph["no_plan"]:
         text += f"; no native plan: {graph['no_plan']}"
