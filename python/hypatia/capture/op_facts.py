@@ -29,6 +29,23 @@ def draws(target: object) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def draws_at(node: fx.Node) -> bool:
+    """Whether a call draws random numbers: attention without dropout does not, though its op may."""
+    if node.op != "call_function" or not draws(node.target):
+        return False
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool((node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0)
+
+
+def waits_for_values(target: object) -> bool:
+    """Whether the host reads what an op computes: a number, or the size of its result."""
+    tags = target.tags if isinstance(target, OpOverload) else ()
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
 @functools.lru_cache(4096)
 def is_torchs(target: object) -> bool:
     """Whether a call is one of torch's own ops, or arithmetic of Python."""

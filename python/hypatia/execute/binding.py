@@ -16,7 +16,7 @@ from torch import fx
 from .. import _native, _torch, store
 from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
-from .cuda_graph import Recorded
+from .cuda_graph import Recorded, Room
 from .described import Described, described
 from .folding import folded_bytes, watch
 from .outputs import Finish
@@ -55,6 +55,9 @@ class Binding:
         self._alive: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[torch.Tensor] = []
         self._tf32: bool | None = None
+        self._room = Room(self.device.index or 0)
+        self._gone: set[tuple[int, ...]] = set()
+        """Sizes whose plans gave way to others."""
         self._describe(described(planner.at(planner.hints)))
         self.lead: Callable[[], int] = torch.get_num_threads
         """What a plan is given first: the number of threads, or the stream."""
@@ -99,20 +102,27 @@ class Binding:
         Raises:
             HypatiaError: there is no plan for these sizes.
         """
+        if self.bound and sizes in self._gone:
+            # Sizes come in turns, more of them than plans are kept for: each call would bind one again.
+            self.refusal = "it is called with too many sizes in turns"
+            return None
         weights = [args[i] for i in self.weights]
         attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
         if not are_steady((*weights, *attributes)):
             self.refusal = "changes of its weights could go unnoticed"
             return None
         ids = [id(w) for w in weights]
-        if ids != self._weights or not all(b.current() for b, _ in self.bound.values()):
+        if not self.bound or ids != self._weights or not all(b.current() for b, _ in self.bound.values()):
             # Nothing of other weights is shared, even if these lie where those lay.
             self.bound.clear()
+            self._gone.clear()
         known = self._newly_bound(args, sizes, [*weights, *attributes])
         if known is None:
             return None
         while len(self.bound) >= KEPT:
-            self.bound.pop(next(iter(self.bound)))
+            oldest = next(iter(self.bound))
+            self._gone.add(oldest)
+            self.bound.pop(oldest)
         self.bound[sizes] = known
         if self.planner.saved:
             self.only = known[0] if self.device.type == "cuda" else _arranging(*known)
@@ -186,11 +196,7 @@ class Binding:
     def _recorded(self, bound: _native.BoundCudaPlan, inputs: tuple[torch.Tensor, ...]) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
-        try:
-            return Recorded(bound, self.device.index or 0, inputs)
-        except RuntimeError as e:
-            log.info("the plan is not recorded as a CUDA graph: %s", e)
-            return bound
+        return Recorded(bound, self.device.index or 0, inputs, self._room)
 
     def forget(self) -> None:
         """Drops the plans: a weight is gone, or a setting is another one."""

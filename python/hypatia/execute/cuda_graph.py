@@ -1,7 +1,7 @@
-"""Plans on a GPU that call torch: recorded once as a CUDA graph, with inputs and results of its own.
+"""CUDA graphs: what records calls of torch's ops, where their memory is, and how results get out of it.
 
-Plans of own kernels alone are recorded by the runtime, on the caller's addresses. Torch's ops allocate while
-they run, so that torch has to record them.
+Nothing else records any, but for plans of own kernels alone: those the runtime records, on the caller's
+addresses. Torch's ops allocate while they run, and get memory that belongs to the graph.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from .. import _native, _torch
-from ..capture.layout import same_strides
+from ..capture.layout import layout_of, same_strides
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,20 @@ class CudaGraph(Generic[_T]):
     """Calls of torch's ops and of plans, recorded as a CUDA graph in memory of its own.
 
     Other threads go on meanwhile. Torch's own recordings stop them from drawing random numbers, so these are
-    made for calls alone that draw some.
+    made for calls alone that draw some, and only where nobody else can.
     """
 
     def __init__(
-        self, index: int, run: Callable[[], _T], *, warm: Callable[[], object] | None = None
+        self,
+        index: int,
+        run: Callable[[], _T],
+        *,
+        warm: Callable[[], object] | None = None,
+        draws: bool = True,
     ) -> None:
+        """Calls that ``draws`` does not allow to draw random numbers are an error if they do."""
         self._index = index
+        self._draws = draws
         side = side_stream(index)
         with _recording:
             side.wait_stream(torch.cuda.current_stream(index))
@@ -65,6 +72,8 @@ class CudaGraph(Generic[_T]):
                 return
             except RuntimeError as e:
                 if any(word in str(e) for word in ("generator", "Offset increment", "Philox")):
+                    if not self._draws or not _is_alone():
+                        raise
                     log.debug("torch records a CUDA graph that draws random numbers: %s", e)
                     self._record_by_torch(side, run)
                     return
@@ -89,35 +98,185 @@ class CudaGraph(Generic[_T]):
 
     def _record_by_torch(self, side: torch.cuda.Stream, run: Callable[[], _T]) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self.results = run()
+        generator = torch.cuda.default_generators[self._index]
+        try:
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self.results = run()
+        except BaseException:
+            # Torch leaves it in the state of a recording, in which nobody can draw any more.
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
         self.replay = graph.replay
+
+
+def _is_alone() -> bool:
+    """Whether no other thread can draw random numbers on a GPU: those of a loader of data do not."""
+    own = threading.current_thread()
+    others = [t for t in threading.enumerate() if t is not own]
+    return all("_pin_memory_loop" in t.name or type(t).__name__ == "TMonitor" for t in others)
+
+
+def is_recordable_here(index: int) -> bool:
+    """Whether a call may be replaced by a recording of it: no mode is to see its ops, and nobody records."""
+    return not (
+        _torch.dispatch_mode_count()
+        or _torch.any_autocast()
+        or _torch.functorch_active()
+        or torch.cuda.current_device() != index
+        or torch.cuda.is_current_stream_capturing()
+    )
+
+
+MOST = 8
+"""Recordings of one graph."""
+
+HELD, SHARE = 1 << 30, 0.25
+"""Bytes that those beyond the first may hold, and the share of free memory that one may take."""
+
+
+class Room:
+    """How many recordings a graph may have, and how much memory they may hold."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._held: dict[object, int] = {}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded."""
+        return not self._held
+
+    def has(self) -> bool:
+        """Whether there is room for one more."""
+        return len(self._held) < MOST and sum([*self._held.values()][1:]) < HELD
+
+    def take(self, key: object, size: int) -> bool:
+        """Whether a recording of this size may stay, and counts from now on."""
+        free, _ = torch.cuda.mem_get_info(self._index)
+        beyond = sum([*self._held.values(), size][1:])
+        if size > SHARE * (free + size) or beyond > HELD:
+            return False
+        self._held[key] = size
+        return True
+
+    def leave(self, key: object) -> None:
+        """A recording is gone."""
+        self._held.pop(key, None)
+
+
+class CopiesOut:
+    """Copies of results in memory of their own, where each has its strides, and some may share it."""
+
+    def __init__(self, results: Sequence[object]) -> None:
+        groups: dict[tuple[int, torch.dtype], dict[int, torch.Tensor]] = {}
+        for i, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                key = (result.untyped_storage()._cdata, result.dtype)
+                groups.setdefault(key, {})[i] = result
+        self._groups = [_Copies(group) for group in groups.values()]
+        self._results = [None if isinstance(r, torch.Tensor) else r for r in results]
+
+    def make(self) -> list[Any]:
+        """The results."""
+        found = list(self._results)
+        for group in self._groups:
+            for i, copy in group.make().items():
+                found[i] = copy
+        return found
+
+
+class _Copies:
+    """Makes copies of results that are in one memory."""
+
+    def __init__(self, group: dict[int, torch.Tensor]) -> None:
+        self._group = group
+        self._place, first = next(iter(group.items()))
+        self._alone = len(group) == 1 and layout_of(first) != (None, None)
+        self._begin = min(t.storage_offset() for t in group.values())
+        ends = [
+            t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+            for t in group.values()
+            if t.numel()
+        ]
+        extent = max(ends, default=self._begin) - self._begin
+        self._whole = first.as_strided((extent,), (1,), self._begin)
+
+    def make(self) -> dict[int, torch.Tensor]:
+        """The copies by their places."""
+        if self._alone:
+            return {self._place: self._group[self._place].clone()}
+        memory = self._whole.clone().untyped_storage()
+        return {
+            i: torch.empty(0, dtype=t.dtype, device=t.device).set_(
+                memory, t.storage_offset() - self._begin, t.shape, t.stride()
+            )
+            for i, t in self._group.items()
+        }
+
+
+AFTER = 3
+"""At which call a plan at other sizes than the first is recorded."""
 
 
 class Recorded:
     """A bound plan as a CUDA graph: inputs are copied in, results out."""
 
-    def __init__(self, bound: _native.BoundCudaPlan, index: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self, bound: _native.BoundCudaPlan, index: int, inputs: tuple[torch.Tensor, ...], room: Room
+    ) -> None:
+        """Its memory counts in the ``room`` of all plans of the graph; the first is recorded at once."""
         self.bound = bound
         self.index = index
         self._lock = threading.Lock()
         self._stream = _torch.cuda_stream(index)
-        self._inputs = [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in inputs
-        ]
+        self._room = room
+        self._left = AFTER
+        """Calls until it is recorded; none: it was, or cannot be."""
+        self._inputs: list[torch.Tensor] = []
+        self._graph: CudaGraph[tuple[torch.Tensor, ...]] | None = None
+        if room.is_empty():
+            self._record(inputs)
+
+    def _record(self, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._left = 0
+        if not self._room.has():
+            return
 
         def run() -> tuple[torch.Tensor, ...]:
-            results = bound(_torch.cuda_stream(index), *self._inputs)
+            results = self.bound(_torch.cuda_stream(self.index), *self._inputs)
             if results is None:
-                raise RuntimeError(f"the plan does not run: {bound.refusal(*self._inputs)}")
+                raise RuntimeError(f"the plan does not run: {self.bound.refusal(*self._inputs)}")
             return results
 
-        self._graph = CudaGraph(index, run, warm=run)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._inputs = [
+                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+                    for t in inputs
+                ]
+                before = torch.cuda.memory_reserved(self.index)
+                graph = CudaGraph(self.index, run, warm=run)
+            size = sum(t.numel() * t.element_size() for t in self._inputs)
+            size += max(0, torch.cuda.memory_reserved(self.index) - before)
+        except RuntimeError as e:
+            log.info("the plan is not recorded as a CUDA graph: %s", e)
+            return
+        if self._room.take(id(self), size):
+            self._graph = graph
+            weakref.finalize(self, self._room.leave, id(self)).atexit = False
 
     def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """The results; none if the plan is not for these inputs."""
         if stream != self._stream or torch.cuda.is_current_stream_capturing():
             return self.bound(stream, *inputs)
+        graph = self._graph
+        if graph is None:
+            results = self.bound(stream, *inputs)
+            if results is not None and self._left:
+                with self._lock:
+                    self._left = max(0, self._left - 1)
+                    if not self._left and self._graph is None:
+                        self._record(inputs)
+            return results
         if not self.bound.current() or len(inputs) != len(self._inputs):
             return None
         for kept, given in zip(self._inputs, inputs, strict=True):
@@ -128,8 +287,8 @@ class Recorded:
         with self._lock, torch.no_grad():
             for kept, given in zip(self._inputs, inputs, strict=True):
                 kept.copy_(given)
-            self._graph.replay()
-            return tuple(r.clone() for r in self._graph.results)
+            graph.replay()
+            return tuple(r.clone() for r in graph.results)
 
     def current(self) -> bool:
         """Whether the weights are as they were."""

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..capture.layout import layout_of
-from .cuda_graph import CudaGraph
+from .cuda_graph import CopiesOut, CudaGraph
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
@@ -64,7 +63,7 @@ class RecordedStep:
         self._forward = CudaGraph(self._index, lambda: forward(list(given)), warm=both)
         self._results, self._saved, self._besides = self._forward.results
         self._record_backward()
-        self._copies = [_Copies(group) for group in _in_one_memory(self._results)]
+        self._copies = CopiesOut(self._results)
         # What a forward pass writes cannot be lent.
         others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
         self._lends = _torch.optional("storage_use_count") is not None and others.isdisjoint(self._storages)
@@ -110,16 +109,9 @@ class RecordedStep:
                 self._forward.replay()
                 turn = _Turn()
                 self._turn = weakref.ref(turn)
-                return self._copied(), [args[i] for i in self._watched], turn
+                return self._copies.make(), [args[i] for i in self._watched], turn
         results, saved, besides = self._plain[0](args)
         return results, saved, (besides,)
-
-    def _copied(self) -> list[torch.Tensor]:
-        """The results in memory of their own, where each has its strides, and some may share it."""
-        found: dict[int, torch.Tensor] = {}
-        for copies in self._copies:
-            found |= copies.make()
-        return [found[i] for i in range(len(found))]
 
     def backward(self, saved: Tensors, besides: Any, tangents: list[torch.Tensor]) -> Gradients:
         """Gradients, in memory of their own."""
@@ -139,43 +131,6 @@ class RecordedStep:
         theirs = [g for g in self._gradients if g is not None]
         _torch.foreach_copy([f for f in fresh if f is not None], theirs)
         return fresh
-
-
-def _in_one_memory(results: Tensors) -> list[dict[int, torch.Tensor]]:
-    """Results by their places, those together that share memory."""
-    groups: dict[tuple[int, torch.dtype], dict[int, torch.Tensor]] = {}
-    for i, result in enumerate(results):
-        groups.setdefault((result.untyped_storage()._cdata, result.dtype), {})[i] = result
-    return list(groups.values())
-
-
-class _Copies:
-    """Makes copies of results that are in one memory."""
-
-    def __init__(self, group: dict[int, torch.Tensor]) -> None:
-        self._group = group
-        self._place, first = next(iter(group.items()))
-        self._alone = len(group) == 1 and layout_of(first) != (None, None)
-        self._begin = min(t.storage_offset() for t in group.values())
-        ends = [
-            t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
-            for t in group.values()
-            if t.numel()
-        ]
-        extent = max(ends, default=self._begin) - self._begin
-        self._whole = first.as_strided((extent,), (1,), self._begin)
-
-    def make(self) -> dict[int, torch.Tensor]:
-        """The copies by their places."""
-        if self._alone:
-            return {self._place: self._group[self._place].clone()}
-        memory = self._whole.clone().untyped_storage()
-        return {
-            i: torch.empty(0, dtype=t.dtype, device=t.device).set_(
-                memory, t.storage_offset() - self._begin, t.shape, t.stride()
-            )
-            for i, t in self._group.items()
-        }
 
 
 def _keeps_graph() -> bool:

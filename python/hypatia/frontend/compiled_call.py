@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from ..compiler.report import GraphReport
 from ..execute import choose
 from ..execute.agreement import agree
 from ..execute.native import NativeGraph
+from ..execute.recording import Recordings, why_not
 from ..options import Options
 from ..verifier.first_call import device_of, effects_of
 from ..verifier.reference import RandomState, changed_inputs, devices_of
@@ -63,6 +65,7 @@ class CompiledCall:
         self.native: Callable[[tuple[object, ...]], Sequence[object] | None] | None = None
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
         """The least and greatest value of sizes that are left open, by input and dimension."""
+        self._recordings: Recordings | None = None
         self._signature = signature
         self._run: Callable[..., object] = model
         self._parts = Parts(model)
@@ -173,21 +176,41 @@ class CompiledCall:
             leaves = pytree.tree_leaves((args, kwargs))
             device, random = device_of(leaves), RandomState(devices_of(leaves))
             forms = {"graph": lambda: kept(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
+            record = functools.partial(self._recorded, found, device, args)
             with torch.no_grad():
-                choice = choose.fastest(forms, device, plan=plan, args=args)
+                choice = choose.fastest(
+                    forms, device, plan=plan, args=args, record=record if self.positional else None
+                )
             random.restore()
             report.chose(choice)
-            if choice.kept == "eager":
+            if choice.kept == "recording":
+                assert self._recordings is not None
+                self.single, self.native = self._spec.is_leaf(), self._recordings.direct
+            elif choice.kept == "eager":
                 self._run = model
             elif choice.kept == "graph" and plan is not None:
                 self._run = found.check()
-            if plan is not None and choice.is_narrow and not self.open:
+            if plan is not None and choice.is_narrow and not self.open and self.native is None:
                 self._run = self._rematch(self._run, plan, report, device)
         if plan is not None:
             report.memory = plan.binding.bytes
             plan.settled = True
             if plan.native:
                 self.native, self._run = plan.direct, original
+
+    def _recorded(
+        self, found: Optimized, device: torch.device, args: tuple[object, ...], name: str
+    ) -> Callable[[], object] | None:
+        """A call of the graph, optimized or as it was captured, as a CUDA graph."""
+        gm = found.original
+        if name == "graph":
+            # Of a graph that has a plan, only the plan was compared with eager.
+            gm = found.kept if found.graph is None else found.check()
+        if why := why_not(gm, device):
+            log.info("the graph is not recorded as a CUDA graph: %s", why)
+            return None
+        self._recordings = Recordings(gm, lambda flat: pytree.tree_leaves(gm(*flat)), device)
+        return self._recordings.try_on(args)
 
     def _rematch(
         self, kept: Callable[..., object], plan: NativeGraph, report: GraphReport, device: torch.device

@@ -82,6 +82,8 @@ class CompiledModel:
         self._last_trained: Trained | None = None
         self._captured: Callable[..., object] | None = None
         self._compiled: Counter[object] = Counter()
+        self._forgotten: set[object] = set()
+        """What it was compiled for, and had to make room."""
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """What the model returns."""
@@ -160,23 +162,34 @@ class CompiledModel:
         args: tuple[object, ...],
         kwargs: dict[str, object],
         leaves: list[object],
-    ) -> CompiledCall:
+    ) -> CompiledCall | None:
+        """The entry that serves a call; none if the model runs as it is."""
         signature = key[1]
+        entry = self._open(signature, leaves)
+        if len(self._entries) >= _KEPT and key not in self._entries:
+            # More shapes in turns than are remembered: each would push out the next one.
+            if entry is not None:
+                return entry
+            if key in self._forgotten:
+                log.info("the model runs as it is: it is called with too many shapes in turns")
+                return None
         with _uncollected():
-            entry = self._open(signature, leaves)
             if entry is None and self._is_restless(key):
                 entry = CompiledCall(self.model, args, kwargs, signature, self._options, compiled=False)
             entry = entry or self._new(args, kwargs, signature)
         self._entries.pop(key, None)
         self._entries[key] = entry
         while len(self._entries) > _KEPT:
-            self._entries.pop(next(iter(self._entries)))
+            oldest = next(iter(self._entries))
+            self._entries.pop(oldest)
+            self._forgotten.add(oldest)
         return entry
 
     def _is_restless(self, key: object) -> bool:
         """Whether the model was changed so often that compiling it again does not pay."""
         if len(self._compiled) > 64 * _KEPT:
             self._compiled.clear()
+            self._forgotten.clear()
         self._compiled[key] += 1
         return self._compiled[key] > _AGAIN
 

@@ -124,7 +124,9 @@ def _compile_part(
         def recompile(without: frozenset[Part]) -> CompiledGraph:
             return compile_graph(gm, dataclasses.replace(request, without=without))
 
-        guard = Guard(compiled, report, options.checksum_mode, recompile, _runnable)
+        names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
+        steady = [i for i, name in enumerate(names) if name in weights]
+        guard = Guard(compiled, report, options.checksum_mode, recompile, _runnable, weights=steady)
 
     def latest() -> Callable[[list[Any]], Any]:
         return forward if guard is None else guard.forward

@@ -10,7 +10,7 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -21,7 +21,7 @@ from ..compiler import pipeline
 from ..compiler.pipeline import CompiledGraph, Part
 from ..compiler.report import Check, GraphReport, Removed
 from ..errors import PrecisionWarning, VerificationWarning
-from ..execute import choose
+from ..execute import choose, recording
 from ..execute.native import NativeGraph
 from ..locks import COMPILING
 from ..timeline import COMPARISON, FORMS, stage
@@ -57,7 +57,10 @@ class Guard:
         *,
         training: bool = False,
         references: References | None = None,
+        weights: Collection[int] = (),
     ) -> None:
+        """``weights`` are the arguments that lie where they lie from call to call."""
+        self.weights = weights
         self.references = references
         self.original = compiled.captured
         self.report = report
@@ -155,8 +158,21 @@ class Guard:
             ways = {"graph": Form(form.compiled, plan.graph), "eager": Form(form.compiled, plan.fallback)}
         device = device_of(trial.inputs)
         forms = {name: functools.partial(_called, way.forward, trial.inputs) for name, way in ways.items()}
+        recorded: dict[str, Forward] = {}
+
+        def record(name: str) -> Callable[[], object] | None:
+            # Of a graph that has a plan, only the plan was compared with eager.
+            if name == "graph" and plan is not None and not trial.run(ways[name]).ok:
+                name = "eager"
+            gm = form.compiled.optimized if name == "graph" else self.original
+            if self.report.kind != "inference" or recording.why_not(gm, device):
+                return None
+            made = recording.Recordings(gm, ways[name].forward, device, self.weights)
+            recorded["recording"] = made
+            return made.try_on(trial.inputs)
+
         with quietly(), stage(FORMS):
-            choice = choose.fastest(forms, device, plan=plan, args=trial.inputs)
+            choice = choose.fastest(forms, device, plan=plan, args=trial.inputs, record=record)
         if plan is not None:
             plan.settled = True
             self.report.memory = plan.binding.bytes
@@ -166,7 +182,7 @@ class Guard:
         self.report.chose(choice)
         if choice.kept == "plan":
             return form
-        kept = ways[choice.kept]
+        kept = ways.get(choice.kept) or Form(form.compiled, recorded[choice.kept])
         if plan is None:
             return kept
         plan.fallback = kept.forward

@@ -1,0 +1,251 @@
+"""Graphs that run by torch's ops, recorded as CUDA graphs: one launch instead of one for each op.
+
+A recording is for one kind of arguments: sizes, strides, dtypes, and addresses of weights. Other arguments
+are copied in, results are copied out, so that nobody's memory is written to later.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _torch
+from .._torch import pytree
+from ..capture.op_facts import changes_inputs, draws_at, is_torchs, waits_for_values
+from ..capture.records import module_of, path_of, value_of
+from ..kernels import FusedCall
+from .agreement import agree
+from .cuda_graph import CopiesOut, CudaGraph, Room, is_recordable_here
+from .folding import FoldedWeights
+
+log = logging.getLogger(__name__)
+
+SEEN = 3
+"""A kind of arguments is recorded when it comes so many times."""
+
+EVICTED = 8
+"""Recordings that gave way to others, or were of weights that changed, until no more are made."""
+
+Run = Callable[[list[Any]], Any]
+"""Runs a graph on a list of arguments, which it may empty."""
+
+
+class Recordings:
+    """The recordings of a graph, by kinds of arguments. Where there is none, the graph runs."""
+
+    def __init__(
+        self, gm: fx.GraphModule, run: Run, device: torch.device, weights: Collection[int] = ()
+    ) -> None:
+        """``weights`` are the arguments that stay where they are."""
+        self._run = run
+        self._device = device
+        self._index = device.index or 0
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self._weights = sorted(weights)
+        self._others = [i for i in range(len(placeholders)) if i not in set(weights)]
+        attributes = gm.graph.find_nodes(op="get_attr")
+        self._attributes = [operator.attrgetter(path_of(n))(gm) for n in attributes]
+        position = {n: i for i, n in enumerate(placeholders)}
+        held = dict(zip(attributes, self._attributes, strict=True))
+        self._folded = [
+            (module_of(n), [position.get(a, held.get(a)) for a in n.args])
+            for n in gm.graph.find_nodes(op="call_module")
+            if isinstance(module_of(n), FoldedWeights)
+        ]
+        self._known: OrderedDict[object, Recording] = OrderedDict()
+        self._seen: Counter[object] = Counter()
+        self._evicted = 0
+        self._room = Room(self._index)
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> Any:
+        """The results of the graph."""
+        results = self.direct(args)
+        return self._run(args) if results is None else results
+
+    def direct(self, args: Sequence[Any]) -> list[object] | None:
+        """The results of a recording; none if the graph is to run."""
+        if not is_recordable_here(self._index):
+            return None
+        key = self._key(args)
+        if key is None:
+            return None
+        with self._lock:
+            known = self._known.get(key) or self._made(key, args)
+            if known is None:
+                return None
+            if not self._is_current(known, args):
+                self._drop(key)
+                return None
+            self._known.move_to_end(key)
+            return known(args)
+
+    def try_on(self, args: Sequence[Any]) -> Callable[[], object] | None:
+        """Records for these arguments at once; a call of that, if it computes what the graph does."""
+        key = self._key(args)
+        if key is None or not is_recordable_here(self._index):
+            return None
+        self._seen[key] = SEEN
+        results = self.direct(args)
+        return None if results is None else lambda: self.direct(args)
+
+    def _key(self, args: Sequence[Any]) -> object | None:
+        """What a recording is for; none if there can be none."""
+        found: list[object] = [_torch.cuda_stream(self._index), _settings()]
+        for i in self._others:
+            a = args[i]
+            if not isinstance(a, torch.Tensor):
+                found.append((type(a), a))
+            elif type(a) not in _PLAIN or a.layout is not torch.strided or a.device != self._device:
+                return None
+            else:
+                found.append((a.shape, a.stride(), a.dtype))
+        found += [args[i].data_ptr() for i in self._weights]
+        found += [t.data_ptr() for t in self._attributes]
+        try:
+            hash(key := tuple(found))
+        except TypeError:
+            return None
+        return key
+
+    def _made(self, key: object, args: Sequence[Any]) -> Recording | None:
+        if self._evicted >= EVICTED:
+            return None
+        if len(self._seen) > 1024:
+            self._seen.clear()
+        self._seen[key] += 1
+        if self._seen[key] < SEEN:
+            return None
+        if not self._room.has():
+            if len(self._known) < 2:
+                return None
+            self._drop(next(iter(self._known)))
+        made = self._record(args)
+        if made is None or not self._room.take(key, made.bytes):
+            # Nor will it be the next time.
+            self._evicted = EVICTED if made is None else self._evicted + 1
+            return None
+        self._known[key] = made
+        return made
+
+    def _record(self, args: Sequence[Any]) -> Recording | None:
+        try:
+            return Recording(self._run, args, self._others, self._attributes, self._folds(args), self._index)
+        except (RuntimeError, ValueError) as e:
+            log.info("the graph is not recorded as a CUDA graph: %s", e)
+            return None
+
+    def _drop(self, key: object) -> None:
+        self._known.pop(key, None)
+        self._room.leave(key)
+        self._seen.pop(key, None)
+        self._evicted += 1
+
+    def _folds(self, args: Sequence[Any]) -> list[object]:
+        """Weights that were folded, as they are now."""
+        return [m(*[args[s] if isinstance(s, int) else s for s in sources]) for m, sources in self._folded]
+
+    def _is_current(self, known: Recording, args: Sequence[Any]) -> bool:
+        now = self._folds(args)
+        return all(a is b for a, b in zip(now, known.folded, strict=True))
+
+
+class Recording:
+    """A graph that was recorded: inputs are copied in, results out."""
+
+    def __init__(
+        self,
+        run: Run,
+        args: Sequence[Any],
+        others: Sequence[int],
+        attributes: Sequence[Any],
+        folded: Sequence[object],
+        index: int,
+    ) -> None:
+        self.folded = folded
+        with torch.inference_mode(False), torch.no_grad():
+            given = list(args)
+            self._places = [i for i in others if isinstance(args[i], torch.Tensor)]
+            for i in self._places:
+                a = args[i]
+                given[i] = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
+            self._inputs = [given[i] for i in self._places]
+            expected = pytree.tree_leaves(run(list(given)))
+            before = torch.cuda.memory_reserved(index)
+            self._graph = CudaGraph(
+                index, lambda: run(list(given)), warm=lambda: run(list(given)), draws=False
+            )
+            self.bytes = max(0, torch.cuda.memory_reserved(index) - before)
+            self.bytes += sum(t.numel() * t.element_size() for t in self._inputs)
+            results = pytree.tree_leaves(self._graph.results)
+            theirs = {_storage(t) for t in (*given, *attributes) if isinstance(t, torch.Tensor)}
+            if any(isinstance(r, torch.Tensor) and _storage(r) in theirs for r in results):
+                raise ValueError("a result shares memory with an input")
+            self._results = CopiesOut(results)
+            for ours, wanted in zip(self(args), expected, strict=True):
+                if isinstance(wanted, torch.Tensor):
+                    if not isinstance(ours, torch.Tensor) or not agree(ours, wanted):
+                        raise ValueError("recorded, it computes something else")
+                elif ours != wanted:
+                    raise ValueError("recorded, it returns something else")
+
+    def __call__(self, args: Sequence[Any]) -> list[object]:
+        """The results, in memory of their own."""
+        with torch.no_grad():
+            if self._places:
+                _torch.foreach_copy(self._inputs, [args[i] for i in self._places])
+            self._graph.replay()
+            return self._results.make()
+
+
+def why_not(gm: fx.GraphModule, device: torch.device) -> str:
+    """Why a graph cannot be recorded; empty if nothing speaks against it."""
+    fixed = {n for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            module = module_of(node)
+            if isinstance(module, FoldedWeights):
+                if not fixed.issuperset(node.all_input_nodes):
+                    return "what is folded is not made of weights alone"
+            elif not isinstance(module, (FusedCall, fx.GraphModule)):
+                return f"nothing is known of {node.target}"
+        elif node.op == "call_function":
+            if not is_torchs(node.target):
+                return f"nothing is known of {node.target}"
+            if changes_inputs(node):
+                return f"{node.target} changes tensors in place"
+            if draws_at(node):
+                return f"{node.target} draws random numbers"
+            if waits_for_values(node.target):
+                return f"the host waits for the values of {node.target}"
+        for value in pytree.tree_leaves(value_of(node)) if node.op != "output" else ():
+            if isinstance(value, torch.Tensor) and value.device != device:
+                return f"{node.name} is on {value.device}"
+    return ""
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _settings() -> tuple[bool, ...]:
+    """What decides which kernels torch launches."""
+    return (
+        _torch.cublas_allows_tf32(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    )

@@ -1,0 +1,194 @@
+"""How many shapes are compiled, bound and recorded, and which graphs are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import hypatia
+from hypatia.execute import binding, cuda_graph, recording
+from hypatia.frontend import direct
+from support import fresh_dynamo
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    fresh_dynamo()
+    torch.manual_seed(0)
+
+
+class Branching(nn.Module):
+    """Sizes cannot be left open: the way depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (2.0 if x.shape[0] % 2 else x.shape[0])
+
+
+@pytest.mark.parametrize("model", [Branching().eval(), nn.Linear(4, 4).eval()])
+def test_shapes_in_turns_are_compiled_once(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations = []
+    made = direct.CompiledCall
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        compilations.append(args)
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr(direct, "CompiledCall", counted)
+    monkeypatch.setattr(direct, "_KEPT", 3)
+    compiled = hypatia.compile(model)
+    sizes = range(2, 8)
+    with torch.no_grad():
+        for turn in range(4):
+            for size in sizes:
+                x = torch.randn(size, 4)
+                torch.testing.assert_close(compiled(x), model(x))
+            if not turn:
+                first = len(compilations)
+    # A size that cannot be left open is tried as an open one first.
+    assert first <= 2 * len(sizes)
+    assert len(compilations) == first
+
+
+def test_plans_for_sizes_in_turns_are_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = []
+    bind = binding.Binding._newly_bound
+
+    def counted(self: Any, args: Any, sizes: Any, *rest: Any) -> Any:
+        bound.append(sizes)
+        return bind(self, args, sizes, *rest)
+
+    monkeypatch.setattr(binding.Binding, "_newly_bound", counted)
+    monkeypatch.setattr(binding, "KEPT", 3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    compiled = hypatia.compile(model, torch.randn(9, 4))
+    sizes = range(2, 8)
+    with torch.no_grad():
+        for turn in range(4):
+            for size in sizes:
+                x = torch.randn(size, 4)
+                torch.testing.assert_close(compiled(x), model(x))
+            if not turn:
+                first = len(bound)
+        assert len(bound) == first
+        # Other weights, and all begins anew.
+        model[0].weight.mul_(2.0)
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+class Recorded:
+    """In place of a recording."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self.folded: list[object] = []
+
+    def __call__(self, args: Any) -> list[object]:
+        return ["recorded"]
+
+
+class Fake(recording.Recordings):
+    """Recordings on a machine without a GPU, of so many bytes each."""
+
+    def __init__(self, size: int = 1) -> None:
+        graph = fx.symbolic_trace(nn.ReLU())
+        super().__init__(graph, lambda _: ["run"], torch.device("cpu"))
+        self.made = 0
+        self.size = size
+
+    def _key(self, args: Any) -> object:
+        return args[0]
+
+    def _record(self, args: Any) -> Any:
+        self.made += 1
+        return Recorded(self.size)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "is_recordable_here", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 << 30, 8 << 30))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_shape_is_recorded_when_it_comes_again_and_again() -> None:
+    graph = Fake()
+    assert [graph(["a"]) for _ in range(4)] == [["run"], ["run"], ["recorded"], ["recorded"]]
+    assert graph.try_on(["b"]) is not None
+    assert graph.made == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_hundred_shapes_in_turns_are_not_recorded_again_and_again() -> None:
+    graph = Fake()
+    for _ in range(20):
+        for shape in range(100):
+            graph([shape])
+    assert graph.made == cuda_graph.MOST + recording.EVICTED
+    assert len(graph._known) == cuda_graph.MOST
+    assert sum(graph([shape]) == ["recorded"] for shape in range(100)) == cuda_graph.MOST
+
+
+@pytest.mark.usefixtures("gpu")
+def test_recordings_hold_memory_within_a_limit() -> None:
+    graph = Fake(600 << 20)
+    for _ in range(20):
+        for shape in range(100):
+            graph([shape])
+    assert sum(graph._room._held.values()) <= cuda_graph.HELD + graph.size
+    large = Fake(4 << 30)
+    assert all(large(["a"]) == ["run"] for _ in range(9)), "more than its share of free memory"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_weights_that_are_folded_anew_every_time_end_recordings() -> None:
+    graph = Fake()
+    graph._is_current = lambda *_: False  # type: ignore[method-assign]
+    assert all(graph(["a"]) == ["run"] for _ in range(100))
+    assert graph.made == recording.EVICTED
+
+
+def captured(function: Any, *inputs: torch.Tensor) -> fx.GraphModule:
+    class Called(nn.Module):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return function(*args)
+
+    return torch.export.export(Called(), inputs).run_decompositions({}).module(check_guards=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.relu() @ x, ""),
+        (lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]), ""),
+        (lambda x: nn.functional.dropout(x), "draws random numbers"),
+        (lambda x: torch.rand_like(x) + x, "draws random numbers"),
+        (lambda x: x.nonzero(), "waits for the values"),
+        (lambda x: x.to("meta"), "is on meta"),
+    ],
+)
+def test_what_cannot_be_recorded(function: Any, why: str) -> None:
+    said = recording.why_not(captured(function, torch.randn(4, 4)), torch.device("cpu"))
+    assert (why in said) if why else not said, said
+
+
+def test_results_are_copied_as_they_lie() -> None:
+    whole = torch.randn(6, 4)
+    results = [whole, whole[2:], None, whole.t(), 3, torch.randn(4, 5).t(), torch.randn(8, 8)[:, ::2]]
+    made = cuda_graph.CopiesOut(results).make()
+    for ours, theirs in zip(made, results, strict=True):
+        if isinstance(theirs, torch.Tensor):
+            assert torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride()
+            assert ours.data_ptr() != theirs.data_ptr()
+        else:
+            assert ours == theirs
+    made[0][3, 0] = 7.0
+    assert made[1][1, 0] == made[3][0, 3] == 7.0
