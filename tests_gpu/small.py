@@ -19,7 +19,7 @@ def trained(model: Any, x: Any) -> None:
     import test_training
 
     call = hypatia.compile(model)
-    with test_training._no_eager(), test_training._always_plans():
+    with test_training.preferring():
         for _ in range(3):
             test_training._assert_right(model, call, (x,))
 

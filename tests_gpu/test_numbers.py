@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import choose
+from test_training import preferring
 
 HALVES = (torch.bfloat16, torch.float16)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -31,8 +30,7 @@ class Model(nn.Module):
 
 def _assert_same(f: Callable[[torch.Tensor], torch.Tensor], ordinary: torch.Tensor, x: torch.Tensor) -> None:
     """A later call has eager's bits, but for what kind of NaN is where."""
-    times = {"plan": 0.0, "graph": 1.0, "eager": 1.0}
-    with torch.no_grad(), mock.patch.object(choose, "keep_fastest", return_value=times):
+    with torch.no_grad(), preferring("plan"):
         compiled = hypatia.compile(Model(f), ordinary.cuda())
         result, eager = compiled(x.cuda()), f(x.cuda())
     assert result.dtype == eager.dtype

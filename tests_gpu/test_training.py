@@ -13,29 +13,17 @@ from test_plans import BETWEEN, Layers
 from torch import nn
 
 import hypatia
-from hypatia.execute import choose, native
-from hypatia.frontend import train, train_dynamo
+from hypatia.execute import native, timing
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
-def _forced(form: str | None) -> Any:
-    """No form is left out because it is slower."""
-    compare = train_dynamo._compare
-
-    def chosen(forms: Any, *args: Any) -> Any:
-        times = compare(forms, *args)
-        return {name: float(name != form) for name in times} if form in times else times
-
-    return mock.patch.multiple(train_dynamo, _compare=chosen)
-
-
-def _no_eager() -> Any:
-    return mock.patch.object(train.Trained, "_timed", return_value={"eager": 1.0, "compiled": 0.0})
-
-
-def _always_plans() -> Any:
-    return mock.patch.object(choose, "keep_fastest", return_value={"plan": 0.0, "graph": 1.0})
+def preferring(form: str = "plain") -> Any:
+    """Plans run, and steps in this form, whether that is faster or not."""
+    order = [form, "plan", "plain", "masked", "recorded", "torch's, recorded", "graph", "eager"]
+    return mock.patch.object(
+        timing, "instead", lambda forms: {n: 1.0 + order.index(n) if n in order else 99.0 for n in forms}
+    )
 
 
 def _gradients(call: Any, model: nn.Module, inputs: Any, g: torch.Tensor) -> list[torch.Tensor]:
@@ -128,7 +116,7 @@ def check_mlps() -> str:
                 model, inputs = shape.workload().build(dtype, "cuda")
                 model.train().requires_grad_()
                 call = hypatia.compile(model)
-                with _forced(form), _no_eager(), _always_plans():
+                with preferring(form):
                     try:
                         for _ in range(4):
                             if dtype is torch.float32:
@@ -154,7 +142,7 @@ def check_layers() -> str:
             model, x = Layers(between).cuda().to(dtype), torch.randn(8, 32, device="cuda").to(dtype)
             call = hypatia.compile(model)
             try:
-                with _no_eager(), _always_plans():
+                with preferring():
                     for _ in range(3):
                         _assert_right(model, call, (x,))
             except Exception as error:
@@ -164,7 +152,7 @@ def check_layers() -> str:
         for dtype in (torch.float32, torch.bfloat16):
             model = nn.Sequential(nn.Linear(k, 19), nn.ReLU(), nn.Linear(19, n)).cuda().to(dtype)
             call = hypatia.compile(model)
-            with _no_eager(), _always_plans():
+            with preferring():
                 for _ in range(3):
                     _assert_right(model, call, (torch.randn(m, k, device="cuda").to(dtype),))
             done += 1
@@ -191,7 +179,7 @@ def check_single_rows_and_columns() -> str:
             model = nn.Sequential(nn.Linear(4, terms), _Sum(terms, columns)).cuda()
             call = hypatia.compile(model)
             x = torch.randn(shape, device="cuda")
-            with _no_eager(), _always_plans(), warnings.catch_warnings():
+            with preferring(), warnings.catch_warnings():
                 warnings.simplefilter("error", hypatia.VerificationWarning)
                 for _ in range(3):
                     _assert_right(model, call, (x,))
@@ -205,7 +193,7 @@ def check_differences() -> str:
         torch.manual_seed(1)
         model, x = Layers(BETWEEN[name]).cuda(), torch.randn(8, 32, device="cuda", requires_grad=True)
         call = hypatia.compile(model)
-        with _no_eager(), _always_plans():
+        with preferring():
             for _ in range(3):
                 y = call(x)
                 weights = torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)
@@ -237,7 +225,7 @@ def _passes_of(form: str) -> tuple[nn.Module, Any, torch.Tensor]:
     model = Layers(between).cuda()
     call = hypatia.compile(model)
     x = torch.randn(8, 32, device="cuda")
-    with _forced(form), _no_eager(), _always_plans():
+    with preferring(form):
         for _ in range(3):
             call(x).sum().backward()
     assert form in call._last_trained.step.times or form == "plain"
@@ -328,7 +316,7 @@ def check_optimizers_and_threads() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         x, y = torch.randn(64, 32, device="cuda"), torch.randn(64, 16, device="cuda")
         losses = []
-        with _no_eager(), _always_plans():
+        with preferring():
             for _ in range(50):
                 optimizer.zero_grad()
                 loss = (call(x) - y).square().mean()
@@ -360,7 +348,7 @@ def check_fused_modules() -> str:
             plain = nn.Sequential(
                 *[m for part in parts for m in (part, nn.ReLU())][: None if len(parts) == 1 else -1]
             )
-            with _no_eager(), _always_plans():
+            with preferring():
                 for _ in range(3):
                     got, want = model(x), plain(x)
                     torch.testing.assert_close(got, want)
@@ -402,7 +390,7 @@ def check_norms() -> str:
                 x = torch.randn(rows, width, device="cuda").to(dtype)
                 call = hypatia.compile(model)
                 try:
-                    with _no_eager(), _always_plans():
+                    with preferring():
                         for _ in range(3):
                             _assert_right(model, call, (x,))
                     graphs = [p.latest() for p in call._last_trained.step._graphs]
@@ -426,7 +414,7 @@ def check_both_passes_as_one_call() -> str:
         model, x = Layers(torch.relu, 512).cuda().to(dtype), torch.randn(64, 32, device="cuda").to(dtype)
         call = hypatia.compile(model)
         target = torch.randn_like(model(x)).detach()
-        with _no_eager(), _always_plans():
+        with preferring():
             for _ in range(4):
                 model.zero_grad(set_to_none=True)
                 for _ in range(2):
@@ -452,7 +440,7 @@ def check_transformers() -> str:
         model, inputs = WORKLOADS[name].build(torch.bfloat16, "cuda")
         model.train().requires_grad_()
         call = hypatia.compile(model)
-        with _no_eager():
+        with preferring():
             for _ in range(3):
                 _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
         graphs = [p.latest() for p in call._last_trained.step._graphs]
@@ -489,7 +477,7 @@ def check_leaks() -> str:
     """Two thousand steps leave no memory behind."""
     model, x = Layers(torch.relu).cuda(), torch.randn(8, 32, device="cuda")
     call = hypatia.compile(model)
-    with _no_eager(), _always_plans():
+    with preferring():
         for i in range(2100):
             model.zero_grad(set_to_none=True)
             call(x).sum().backward()
