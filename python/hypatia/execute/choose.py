@@ -126,7 +126,8 @@ def with_backward(call: Callable[[], object], wanted: Iterable[torch.Tensor]) ->
 
     def step() -> None:
         results = [t for t in pytree.tree_leaves(call()) if isinstance(t, torch.Tensor) and t.requires_grad]
-        torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], allow_unused=True)
+        if results:
+            torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], allow_unused=True)
 
     return step
 
