@@ -70,8 +70,12 @@ class Binding:
         self.steps = about["steps"]
         self.calls = len(about["calls"])
         self.arity = len(position)
-        self.inputs = [position[nodes[names[i]]] for i in about["inputs"]]
-        self.weights = sorted(position[n] for n in sources if n in position)
+        inputs = [nodes[names[i]] for i in about["inputs"]]
+        self._parts = [path_of(n) for n in inputs if n.op == "get_attr"]
+        position |= {n: len(position) + i for i, n in enumerate(n for n in inputs if n.op == "get_attr")}
+        self.inputs = [position[n] for n in inputs]
+        """Which arguments the plan takes; tensors that are part of the graph follow the arguments."""
+        self.weights = sorted(position[n] for n in sources if n.op == "placeholder")
         self.attributes = sorted({path_of(n) for n in sources if n.op == "get_attr"})
         self.finish = Finish(self.gm, about, self.planner.plain)
         """Makes results of a training step."""
@@ -81,6 +85,12 @@ class Binding:
             self.keeps = {p: o for o in about["keeps"] for p in self.finish.places(o)}
         self.masks = {self.inputs[i]: i for i in about["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """What the plan takes, of the arguments of the graph."""
+        if self._parts:
+            args = [*args, *(operator.attrgetter(name)(self.gm) for name in self._parts)]
+        return [args[i] for i in self.inputs]
 
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
@@ -138,7 +148,7 @@ class Binding:
             _open_tuning(store.tuning_folder())
             bound: Plan = self._bound_plan(plan, about, constants, watched)
             if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and not self.planner.saved:
-                bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
+                bound = self._recorded(bound, tuple(self.given(args)))
         return bound, Finish(self.gm, about, self.planner.plain)
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:

@@ -76,7 +76,7 @@ class NativeGraph:
         binding = self.binding
         if len(args) != binding.arity:
             return None
-        inputs = args if self._takes_all else [args[i] for i in binding.inputs]
+        inputs = args if self._takes_all else binding.given(args)
         try:
             if binding.only is not None and binding.is_current():
                 return self.finished(binding.only(binding.lead(), *inputs))

@@ -118,9 +118,6 @@ def planner_of(
         return str(e).removeprefix("no native plan: ")
     if plain is not None and planner.symbols:
         return "a training step with open sizes"
-    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(names[i] for i in about["inputs"]):
-        return "a tensor that is part of the graph"
     if plain is not None and any(result["given"] for result in about["results"][:plain]):
         return "a result is a view of an input, of which autograd has to know"
     if len(about["calls"]) == len(about["steps"]):
