@@ -53,7 +53,9 @@ def served(model: nn.Module, *calls: tuple[torch.Tensor, ...], direct: bool = Tr
             else:
                 compiled = torch.compile(model.eval(), backend="hypatia")
             for call in calls:
-                mine, theirs = [[t.clone(memory_format=torch.preserve_format) for t in call] for _ in range(2)]
+                mine, theirs = [
+                    [t.clone(memory_format=torch.preserve_format) for t in call] for _ in range(2)
+                ]
                 state = torch.get_rng_state()
                 results = compiled(*mine)
                 after = torch.get_rng_state()
@@ -83,3 +85,125 @@ def test_tensors_that_are_part_of_the_graph(freeze: bool | None) -> None:
         for (x,) in inputs():
             torch.testing.assert_close(compiled(x), model(x))
     assert [r.no_plan for r in reports] == [""]
+
+
+def test_random_ops_draw_torchs_numbers_in_order() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(4, 24)
+        return F.dropout(x, 0.3, training=True) * noise + torch.randn_like(x)
+
+    served(Around(between), *inputs())
+
+
+def test_changes_of_inputs_are_the_last_steps() -> None:
+    class Changing(Around):
+        def forward(self, x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> Any:
+            old = cache * 2
+            cache.index_copy_(0, at, self.first(x))
+            return self.second(cache.relu()), old, cache.sum(-1)
+
+    calls = [(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([i, 5 - i])) for i in (1, 2, 3)]
+    served(Changing(F.relu), *calls, direct=False)
+
+
+def test_inputs_that_take_each_others_place() -> None:
+    class Swapping(Around):
+        def forward(self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+            kept = a.clone()
+            a.copy_(b)
+            b.copy_(kept)
+            return self.second(self.first(x).relu()) + a[0, 0]
+
+    served(
+        Swapping(F.relu),
+        *[(torch.randn(2, 16), torch.randn(3, 5), torch.randn(3, 5)) for _ in range(3)],
+        direct=False,
+    )
+
+
+def test_a_change_is_noted_by_autograd() -> None:
+    class Adding(Around):
+        def forward(self, x: torch.Tensor, total: torch.Tensor) -> Any:
+            y = self.second(self.first(x).relu())
+            total.add_(y.sum())
+            return y
+
+    model, total = Adding(F.relu).eval(), torch.zeros(3)
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad():
+        for _ in range(3):
+            before = total._version
+            compiled(torch.randn(2, 16), total)
+            assert total._version > before
+
+
+class Cached(nn.Module):
+    """A cache of keys that grows in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 8)
+        self.register_buffer("cache", torch.zeros(10, 24))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.cache[at] = self.first(x).relu()
+        result: torch.Tensor = self.second(self.cache)
+        return result
+
+
+def test_a_buffer_that_changes() -> None:
+    models = [Cached().eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    compiled = torch.compile(models[0], backend="hypatia")
+    with torch.no_grad(), collecting() as reports:
+        for i in range(4):
+            x, at = torch.randn(2, 16), torch.tensor([i, i + 5])
+            torch.testing.assert_close(compiled(x, at), models[1](x, at))
+            torch.testing.assert_close(models[0].cache, models[1].cache)
+    assert [r.no_plan for r in reports] == [""]
+
+
+def test_changes_at_sizes_that_were_left_open() -> None:
+    class Adding(Around):
+        def forward(self, x: torch.Tensor, total: torch.Tensor) -> Any:
+            y = self.second(F.dropout(self.first(x).relu(), 0.5, training=True))
+            total.add_(y.sum())
+            return y
+
+    model = Adding(F.relu).eval()
+    compiled = torch.compile(model, backend="hypatia", dynamic=True)
+    with torch.no_grad(), collecting() as reports:
+        for rows in (4, 7, 9, 7):
+            x, mine, theirs = torch.randn(rows, 16), torch.zeros(3), torch.zeros(3)
+            state = torch.get_rng_state()
+            result = compiled(x, mine)
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            torch.testing.assert_close(result, model(x, theirs))
+            torch.testing.assert_close(mine, theirs)
+            assert torch.equal(after, torch.get_rng_state())
+    assert [r.no_plan for r in reports] == [""]
+
+
+def test_complex_numbers_between_and_as_results() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        turned = torch.fft.fft(x, dim=-1)
+        return turned.real + torch.fft.irfft(torch.fft.rfft(x)[:, :4], n=24)
+
+    served(Around(between), *inputs())
+
+    class Turned(Around):
+        def forward(self, x: torch.Tensor, *more: torch.Tensor) -> Any:
+            y = self.first(x).relu()
+            return torch.view_as_complex(y.view(-1, 12, 2)) * more[0], self.second(y)
+
+    served(Turned(F.relu), *[(torch.randn(4, 16), torch.randn(12, dtype=torch.complex64)) for _ in range(2)])
+
+
+def test_assertions_on_values_are_made() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x < 100).all())
+        return x
+
+    model = Around(between)
+    served(model, *inputs())
