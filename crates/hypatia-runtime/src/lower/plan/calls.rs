@@ -111,11 +111,7 @@ impl Lowering<'_> {
     }
 
     /// The tensors that a call reads, and what its operands are.
-    pub(super) fn call_reads(
-        &mut self,
-        id: Id,
-        opaque: Option<&Opaque>,
-    ) -> Result<(Vec<Operand>, Vec<CallOperand>)> {
+    pub(super) fn call_reads(&mut self, id: Id, opaque: Option<&Opaque>) -> Result<(Vec<Operand>, Vec<CallOperand>)> {
         let mut reads = vec![];
         let mut operands = vec![];
         for child in self.program.node(id).children.clone() {

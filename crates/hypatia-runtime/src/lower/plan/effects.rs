@@ -73,7 +73,9 @@ impl Lowering<'_> {
     pub(super) fn change(&mut self, order: &[Id]) -> Result<Vec<usize>> {
         let mut calls = vec![];
         let mut changed = vec![];
-        let last: Vec<Id> = (order.iter().copied()).filter(|id| self.changes_operands(*id)).collect();
+        let last: Vec<Id> = (order.iter().copied())
+            .filter(|id| self.changes_operands(*id))
+            .collect();
         for id in last {
             let opaque = self.opaque(id).cloned();
             let (reads, operands) = self.call_reads(id, opaque.as_ref())?;
