@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx, nn
 
-from .._torch import OpOverload
+from .._torch import METADATA_ASSERTION, OpOverload
 from ..errors import UnsupportedError
 from .arguments import Arg, Dim, Record, Terms
 from .op_facts import changes, draws
@@ -38,7 +38,7 @@ class Captured:
 
 def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool = False) -> Captured:
     """Records of a graph; ``weights`` names the placeholders and attributes that are frozen."""
-    nodes = [n for n in gm.graph.nodes if n.op != "output" and n.target not in _SAY_WHAT_TYPES_SAY]
+    nodes = [n for n in gm.graph.nodes if n.op != "output" and n.target is not METADATA_ASSERTION]
     (output,) = gm.graph.find_nodes(op="output")
     index = {node: i for i, node in enumerate(nodes)}
     hints: dict[str, int] = {}
@@ -58,9 +58,6 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
         return Captured(nodes, output, text, _device(nodes), hints)
     raise UnsupportedError("an input is changed before the end of the graph")
 
-
-_SAY_WHAT_TYPES_SAY = (torch.ops.aten._assert_tensor_metadata.default,)
-"""Assertions of torch.export about dtypes, devices and sizes of traced values: records have these, too."""
 
 _STRIDES_FORETOLD_WRONGLY = (
     torch.ops.aten.log_sigmoid_forward.default,
