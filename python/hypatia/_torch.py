@@ -216,7 +216,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = NAMES[name].found()
     return value
-
-
-METADATA_ASSERTION = torch.ops.aten._assert_tensor_metadata.default
-"""What torch.export says about dtypes, devices and sizes of traced values, which records say, too."""

@@ -12,10 +12,10 @@ import sympy
 import torch
 from torch import fx, nn
 
-from .._torch import METADATA_ASSERTION, OpOverload
+from .._torch import OpOverload
 from ..errors import UnsupportedError
 from .arguments import Arg, Dim, Record, Terms
-from .op_facts import changes, draws
+from .op_facts import changes, draws, says_types
 
 _NAMESPACES = ("aten", "prims")
 
@@ -38,7 +38,7 @@ class Captured:
 
 def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool = False) -> Captured:
     """Records of a graph; ``weights`` names the placeholders and attributes that are frozen."""
-    nodes = [n for n in gm.graph.nodes if n.op != "output" and n.target is not METADATA_ASSERTION]
+    nodes = [n for n in gm.graph.nodes if n.op != "output" and not says_types(n.target)]
     (output,) = gm.graph.find_nodes(op="output")
     index = {node: i for i, node in enumerate(nodes)}
     hints: dict[str, int] = {}
