@@ -135,6 +135,18 @@ class Sorted(nn.Module):
         return torch.sort(x)[0]
 
 
+class Conjugate(nn.Module):
+    """The conjugate is lazy: its memory has the other sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Numbers in pairs."""
+        return torch.view_as_complex(self.linear(x).view(-1, 4, 2)).conj()
+
+
 def by_keyword(model: nn.Module, x: torch.Tensor) -> list[GraphReport]:
     return hypatia.compile(model, kwargs={"x": x}).reports
 
@@ -153,7 +165,7 @@ REASONS: dict[str, tuple[Callable[..., list[GraphReport]], nn.Module, str]] = {
     "no kernel": (by_torch, Sorted(), "no step has a kernel"),
     "keywords": (by_keyword, Encoder().eval(), "given by keyword"),
     "optimize": (by_optimize, Encoder().eval(), "hypatia.optimize returns a graph"),
-    "random": (by_torch, nn.Sequential(nn.Linear(8, 8), nn.Dropout()), ""),
+    "lazy": (by_torch, Conjugate(), "a result is no plain tensor"),
 }
 
 

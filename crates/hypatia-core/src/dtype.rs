@@ -16,10 +16,12 @@ pub enum DType {
     BF16,
     F32,
     F64,
+    C64,
+    C128,
 }
 
 impl DType {
-    /// Every element type, narrowest first.
+    /// Every element type that ops of the table take, narrowest first; torch alone computes with complex numbers.
     pub const ALL: [DType; 10] = [
         DType::Bool,
         DType::U8,
@@ -46,6 +48,8 @@ impl DType {
             DType::BF16 => "bf16",
             DType::F32 => "f32",
             DType::F64 => "f64",
+            DType::C64 => "c64",
+            DType::C128 => "c128",
         }
     }
 
@@ -62,13 +66,15 @@ impl DType {
             DType::BF16 => "bfloat16",
             DType::F32 => "float32",
             DType::F64 => "float64",
+            DType::C64 => "complex64",
+            DType::C128 => "complex128",
         }
     }
 
     /// Reads either the short or torch's name.
     pub fn parse(text: &str) -> Option<DType> {
-        DType::ALL
-            .into_iter()
+        (DType::ALL.into_iter())
+            .chain([DType::C64, DType::C128])
             .find(|d| d.name() == text || d.torch_name() == text)
     }
 
@@ -78,7 +84,8 @@ impl DType {
             DType::Bool | DType::U8 | DType::I8 => 1,
             DType::I16 | DType::F16 | DType::BF16 => 2,
             DType::I32 | DType::F32 => 4,
-            DType::I64 | DType::F64 => 8,
+            DType::I64 | DType::F64 | DType::C64 => 8,
+            DType::C128 => 16,
         }
     }
 
@@ -89,7 +96,12 @@ impl DType {
 
     /// True for integers, not for bool.
     pub fn is_int(self) -> bool {
-        !self.is_float() && self != DType::Bool
+        !self.is_float() && !self.is_complex() && self != DType::Bool
+    }
+
+    /// True for complex numbers, with which torch alone computes.
+    pub fn is_complex(self) -> bool {
+        matches!(self, DType::C64 | DType::C128)
     }
 
     /// torch's promotion of two tensor dtypes of the same priority.
@@ -111,7 +123,7 @@ impl DType {
     /// The value of this type that a result is stored as: floats are rounded, whole numbers wrap.
     pub fn round(self, v: f64) -> f64 {
         match self {
-            DType::F64 => v,
+            DType::F64 | DType::C64 | DType::C128 => v,
             DType::F32 => v as f32 as f64,
             // torch computes in f32 and rounds from there.
             DType::F16 => half::f16::from_f32(v as f32).to_f64(),

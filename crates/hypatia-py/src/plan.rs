@@ -35,6 +35,7 @@ pub struct NativePlan {
     results: Vec<Returned>,
     keeps: Vec<usize>,
     masks: Vec<usize>,
+    changes: Vec<usize>,
 }
 
 impl NativePlan {
@@ -47,6 +48,7 @@ impl NativePlan {
             results: lowered.results,
             keeps: lowered.keeps,
             masks: lowered.masks,
+            changes: lowered.changes,
         }
     }
 
@@ -91,6 +93,7 @@ struct Description<'a> {
     results: &'a [Returned],
     keeps: &'a [usize],
     masks: &'a [usize],
+    changes: &'a [usize],
 }
 
 /// A dense tensor that a plan takes or makes.
@@ -146,6 +149,7 @@ impl NativePlan {
                 results: &self.results,
                 keeps: &self.keeps,
                 masks: &self.masks,
+                changes: &self.changes,
             })
         })
     }
@@ -256,7 +260,7 @@ pub fn given(
             None => tensor.is(expected.dtype, &expected.shape, gpu),
             Some(strides) => tensor.lies(expected.dtype, &expected.shape, strides, gpu),
         };
-        if !lies || is_negated(&object)? {
+        if !lies || is_lazy(&object, expected.dtype)? {
             return Ok(None);
         }
         given.push(Memory(tensor.data()));
@@ -290,9 +294,10 @@ pub fn unfit(
     Ok(None)
 }
 
-/// Whether a tensor is a lazy negation: its memory has the other sign.
-fn is_negated(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()
+/// Whether a tensor is a lazy negation or a lazy conjugate: its memory has other signs.
+fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: DType) -> PyResult<bool> {
+    let negated = tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()?;
+    Ok(negated || dtype.is_complex() && tensor.call_method0(intern!(tensor.py(), "is_conj"))?.extract()?)
 }
 
 /// A plan with its constants.

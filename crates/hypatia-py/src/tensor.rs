@@ -280,6 +280,7 @@ fn code_of(dtype: DType) -> (u8, u8) {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => (0, bits),
         DType::F16 | DType::F32 | DType::F64 => (2, bits),
         DType::BF16 => (4, bits),
+        DType::C64 | DType::C128 => (5, bits),
     }
 }
 

@@ -360,6 +360,8 @@ unsafe fn read(count: usize, dtype: DType, memory: Memory) -> Vec<f64> {
                 DType::BF16 => at.cast::<bf16>().read_unaligned().to_f64(),
                 DType::F32 => f64::from(at.cast::<f32>().read_unaligned()),
                 DType::F64 => at.cast::<f64>().read_unaligned(),
+                // Only torch computes with those.
+                DType::C64 | DType::C128 => f64::NAN,
             }
         }
     };
@@ -384,6 +386,7 @@ unsafe fn write(data: &[f64], dtype: DType, memory: Memory) {
                 DType::BF16 => at.cast::<bf16>().write_unaligned(bf16::from_f64(v)),
                 DType::F32 => at.cast::<f32>().write_unaligned(v as f32),
                 DType::F64 => at.cast::<f64>().write_unaligned(v),
+                DType::C64 | DType::C128 => (),
             }
         }
     }

@@ -40,3 +40,4 @@ class Record(TypedDict):
     effect: bool
     random: bool
     mutates: bool
+    changes: list[int]

@@ -45,6 +45,9 @@ def layouts(captured: Captured, plain: int | None, sizes: Sizes) -> Layouts:
                 part[node.name] = listed
     owners: dict[int | None, int] = {}
     for place, node in enumerate(captured.results):
+        if isinstance(value_of(node), (int, torch.SymInt)):
+            found["outputs"].append({})
+            continue
         if not isinstance(value_of(node), torch.Tensor):
             raise UnknownSizeError(f"{node.name} is no tensor")
         if plain is None or place < plain:

@@ -24,6 +24,11 @@ def changes(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def says_types(target: object) -> bool:
+    """Whether a call is torch.export's assertion of a dtype, a device or sizes, which records say, too."""
+    return name_of(target) == "_assert_tensor_metadata"
+
+
 def draws(target: object) -> bool:
     """Whether an op carries the tag of those that draw random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags

@@ -15,7 +15,7 @@ from torch import fx, nn
 from .._torch import OpOverload
 from ..errors import UnsupportedError
 from .arguments import Arg, Dim, Record, Terms
-from .op_facts import changes, draws
+from .op_facts import changes, draws, says_types
 
 _NAMESPACES = ("aten", "prims")
 
@@ -38,7 +38,7 @@ class Captured:
 
 def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool = False) -> Captured:
     """Records of a graph; ``weights`` names the placeholders and attributes that are frozen."""
-    nodes = [n for n in gm.graph.nodes if n.op != "output"]
+    nodes = [n for n in gm.graph.nodes if n.op != "output" and not says_types(n.target)]
     (output,) = gm.graph.find_nodes(op="output")
     index = {node: i for i, node in enumerate(nodes)}
     hints: dict[str, int] = {}
@@ -149,6 +149,7 @@ def _record(node: fx.Node, index: dict[fx.Node, int], weight: bool, hints: dict[
         "effect": effect,
         "random": random,
         "mutates": mutates,
+        "changes": _changed(node) if mutates else [],
     }
 
 
@@ -174,6 +175,23 @@ def _effects(node: fx.Node) -> tuple[bool, bool, bool]:
         return mutates or listed or random, random and not (mutates or listed), mutates
     pure = getattr(target, "__module__", "") in ("_operator", "math", "torch") and callable(target)
     return not pure or target in fx.node._side_effectful_functions, False, False
+
+
+def _changed(node: fx.Node) -> list[int]:
+    """Which of the nodes that a call reads it changes."""
+    found: list[fx.Node] = []
+    for argument, value in by_name(node):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            fx.node.map_arg(value, found.append)
+    return [i for i, n in enumerate(node.all_input_nodes) if n in found]
+
+
+def by_name(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """The arguments of a call of an op, as its schema has them, and what they are."""
+    assert isinstance(node.target, OpOverload)
+    for place, argument in enumerate(node.target._schema.arguments):
+        default = node.kwargs.get(argument.name, argument.default_value)
+        yield argument, node.args[place] if place < len(node.args) else default
 
 
 def _drops_nothing(node: fx.Node, target: OpOverload) -> bool:

@@ -53,6 +53,8 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> fl
     """How far results are apart, in units of what roundings in another order explain."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return math.inf
+    if ours.is_complex():
+        ours, theirs = torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj())
     if not ours.is_floating_point():
         return 0.0 if torch.equal(ours, theirs) else math.inf
     if not ours.numel():

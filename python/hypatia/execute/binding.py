@@ -73,9 +73,19 @@ class Binding:
         self.steps = about["steps"]
         self.calls = len(about["calls"])
         self.arity = len(position)
-        self.inputs = [position[nodes[names[i]]] for i in about["inputs"]]
-        self.weights = sorted(position[n] for n in sources if n in position)
+        inputs = [nodes[names[i]] for i in about["inputs"]]
+        self._parts = [path_of(n) for n in inputs if n.op == "get_attr"]
+        position |= {n: len(position) + i for i, n in enumerate(n for n in inputs if n.op == "get_attr")}
+        self.inputs = [position[n] for n in inputs]
+        """Which arguments the plan takes; tensors that are part of the graph follow the arguments."""
+        self.weights = sorted(position[n] for n in sources if n.op == "placeholder")
         self.attributes = sorted({path_of(n) for n in sources if n.op == "get_attr"})
+        # Numbers on the CPU, beside tensors on a GPU.
+        self._numbers = [i for i, n in enumerate(inputs) if value_of(n).device != self.device]
+        self.takes_all = self.inputs == list(range(self.arity)) and not self._numbers
+        """The plan takes the arguments as they are."""
+        self.changes = about["changes"]
+        """Which of the plan's inputs it changes in place."""
         self.finish = Finish(self.gm, about, self.planner.plain)
         """Makes results of a training step."""
         self.keeps: dict[int, int] = {}
@@ -84,6 +94,15 @@ class Binding:
             self.keeps = {p: o for o in about["keeps"] for p in self.finish.places(o)}
         self.masks = {self.inputs[i]: i for i in about["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """What the plan takes, of the arguments of the graph."""
+        if self._parts:
+            args = [*args, *(operator.attrgetter(name)(self.gm) for name in self._parts)]
+        given = [args[i] for i in self.inputs]
+        for i in self._numbers:
+            given[i] = given[i].to(self.device)
+        return given
 
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
@@ -141,14 +160,16 @@ class Binding:
         about = described(plan)
         nodes = [self._node[i] for i in about["constants"]]
         with torch.inference_mode(False), torch.no_grad():
-            constants = [_value(self.gm, n, values).detach().resolve_neg().contiguous() for n in nodes]
+            found = [_value(self.gm, n, values).detach() for n in nodes]
+            constants = [t.resolve_conj().resolve_neg().contiguous().to(self.device) for t in found]
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 self.refusal = "the model was converted since it was compiled"
                 return None
             _open_tuning(store.tuning_folder())
             bound: Plan = self._bound_plan(plan, about, constants, watched)
-            if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and not self.planner.saved:
-                bound = self._recorded(bound, tuple(args[i] for i in self.inputs))
+            recordable = not self.planner.saved and not about["changes"]
+            if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
+                bound = self._recorded(bound, tuple(self.given(args)))
         return bound, Finish(self.gm, about, self.planner.plain)
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:

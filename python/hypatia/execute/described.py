@@ -39,6 +39,8 @@ class Returned(TypedDict):
     shape: list[int]
     strides: list[int]
     whole: bool
+    number: builtins.int | None
+    """The size that it is, where it is no tensor."""
 
 
 class Described(TypedDict):
@@ -51,6 +53,8 @@ class Described(TypedDict):
     results: list[Returned]
     keeps: list[int]
     masks: list[int]
+    changes: list[int]
+    """Inputs that it changes."""
 
 
 def described(plan: _native.NativePlan) -> Described:

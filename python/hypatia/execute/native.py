@@ -18,6 +18,7 @@ from ..errors import VerificationWarning
 from ..timeline import BINDING, stage
 from .agreement import agree_at_new_sizes
 from .binding import Binding, Bound
+from .changes import State, note_changes
 from .plans import Planner
 from .timing import once
 
@@ -53,7 +54,7 @@ class NativeGraph:
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
-        self._takes_all = self.binding.inputs == list(range(self.binding.arity))
+        self._takes_all = self.binding.takes_all
         self._slower: set[tuple[int, ...]] = set()
 
     def __call__(self, args: list[Any]) -> Any:
@@ -76,7 +77,7 @@ class NativeGraph:
         binding = self.binding
         if len(args) != binding.arity:
             return None
-        inputs = args if self._takes_all else [args[i] for i in binding.inputs]
+        inputs = args if self._takes_all else binding.given(args)
         try:
             if binding.only is not None and binding.is_current():
                 return self.finished(binding.only(binding.lead(), *inputs))
@@ -93,6 +94,8 @@ class NativeGraph:
                 bound, finish = known
                 outputs = bound(binding.lead(), *inputs)
                 if outputs is not None:
+                    if binding.changes:
+                        note_changes([inputs[i] for i in binding.changes])
                     return finish.results(outputs, inputs)
                 if bound.current():
                     return None
@@ -115,12 +118,15 @@ class NativeGraph:
         if binding.only is not None:
             return self.finished(binding.only(binding.lead(), *inputs))
         bound, finish = known
+        changed = [inputs[i] for i in binding.changes]
+        before = State(changed, binding.device) if sizes and others else None
         outputs = bound(binding.lead(), *inputs)
         if outputs is None:
             binding.refusal = bound.refusal(*inputs)
             return None
+        note_changes(changed)
         results = finish.results(outputs, inputs)
-        return self._settle_sizes(args, sizes, results) if sizes and others else results
+        return results if before is None else self._settle_sizes(args, sizes, results, before)
 
     def finished(self, returned: Any) -> Any:
         """The results of a training step, of what its plan returned."""
@@ -151,17 +157,24 @@ class NativeGraph:
             return None
 
     def _settle_sizes(
-        self, args: Sequence[object], sizes: tuple[int, ...], results: Sequence[object]
+        self, args: Sequence[object], sizes: tuple[int, ...], results: Sequence[object], before: State
     ) -> Sequence[object] | None:
-        """The first call at other sizes than those that were verified: torch's ops are asked too."""
+        """The first call at other sizes than those that were verified: torch's ops are asked too, ``before``
+        the plan changed anything."""
+        after = State(before.tensors, self.binding.device)
+        before.restore()
         expected = pytree.tree_leaves(self.fallback(list(args)))
-        if not agree_at_new_sizes(results, expected, args, self.fallback):
+        theirs = State(before.tensors, self.binding.device)
+        right = agree_at_new_sizes(results, expected, args, self.fallback) and after.agrees(theirs)
+        if not right:
+            theirs.restore()
             self.native = False
             text = f"hypatia: the native plan is wrong at the sizes {sizes} and is not used any more"
             warnings.warn(VerificationWarning(text), stacklevel=2)
             return tuple(expected)
         forms = {"plan": lambda: self.run(args), "graph": lambda: self.fallback(list(args))}
         taken = once(forms, self.binding.device)
+        after.restore()
         if taken["plan"] > SLOWER * taken["graph"]:
             self._slower.add(sizes)
             self.binding.bound.pop(sizes, None)
@@ -170,6 +183,9 @@ class NativeGraph:
     def _failed(self, error: Exception, args: Sequence[object]) -> Any:
         """A step failed: torch's ops do the same and say why, or do better. The plan is for these arguments,
         or no step would have run, and so is the fallback."""
+        if self.planner.changes_by(str(error)):
+            # The last steps change inputs; done again, some would be changed twice.
+            raise RuntimeError(f"hypatia: {error}; inputs are changed in part") from error
         try:
             results = pytree.tree_leaves(self.fallback(list(args)))
         except Exception as reason:

@@ -38,6 +38,9 @@ class Finish:
             if not isinstance(leaf, fx.Node):
                 continue
             result = next(results)
+            if result["number"] is not None:
+                self._besides[place] = result["number"]
+                continue
             source = ~result["at"] if result["given"] else result["at"]
             view = (tuple(result["shape"]), tuple(result["strides"]), result["offset"])
             # Gradients that share memory would be added to each other in place.

@@ -13,6 +13,7 @@ from .. import _native
 from .._torch import pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
+from ..capture.op_facts import changes_inputs
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
 from ..options import Options
@@ -75,6 +76,11 @@ class Planner:
         """The plan for these values of the symbols."""
         return self._first if sizes == self.hints else self._plan(sizes)
 
+    def changes_by(self, message: str) -> bool:
+        """Whether an error comes from a step that changes inputs."""
+        changing = (n.target for n in self.captured.nodes if changes_inputs(n))
+        return any(f"({target})" in message for target in changing)
+
     def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
         return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
@@ -109,7 +115,8 @@ def planner_of(
         return "a fused op has a kernel of its own"
     (output,) = gm.graph.find_nodes(op="output")
     results = [n for n in pytree.arg_tree_leaves(*output.args) if isinstance(n, fx.Node)]
-    if not all(graph_layouts.is_plain(value_of(n)) for n in results[:plain]):
+    values = [value_of(n) for n in results[:plain]]
+    if not all(graph_layouts.is_plain(v) or isinstance(v, (int, torch.SymInt)) for v in values):
         return "a result is no plain tensor"
     try:
         planner = Planner(gm, names, optimization, captured, options, plain)
@@ -118,12 +125,10 @@ def planner_of(
         return str(e).removeprefix("no native plan: ")
     if plain is not None and planner.symbols:
         return "a training step with open sizes"
-    given = {n.name for n in gm.graph.find_nodes(op="placeholder")}
-    if not given.issuperset(names[i] for i in about["inputs"]):
-        return "a tensor that is part of the graph"
     if plain is not None and any(result["given"] for result in about["results"][:plain]):
         return "a result is a view of an input, of which autograd has to know"
-    if len(about["calls"]) == len(about["steps"]):
+    # A GPU records torch's calls, too.
+    if len(about["calls"]) == len(about["steps"]) and (captured.device.type == "cpu" or not about["steps"]):
         return "no step has a kernel"
     return planner
 

@@ -41,9 +41,9 @@ def call(
     ``kept`` tells which of its results are written, where not all are.
     """
     try:
-        if kept is not None:
+        if kept:
             raise _InexpressibleError
-        return json.dumps(_dispatched(target, args, kwargs))
+        return json.dumps(_dispatched(target, args, kwargs, writes=kept is None))
     except _InexpressibleError:
         return _python(target, args, kwargs, kept)
 
@@ -60,6 +60,8 @@ def _python(
             return value
 
         results = target(*given(tuple(args)), **{k: given(v) for k, v in kwargs.items()})
+        if not writes:
+            return
         if isinstance(results, torch.Tensor):
             results = (results,)
         if kept is not None:
@@ -73,20 +75,19 @@ def _python(
     return run
 
 
-def _dispatched(target: Any, args: Sequence[object], kwargs: dict[str, object]) -> dict[str, object]:
+def _dispatched(
+    target: Any, args: Sequence[object], kwargs: dict[str, object], *, writes: bool
+) -> dict[str, object]:
     if not isinstance(target, OpOverload) or not LIBTORCH.exists():
         raise _InexpressibleError
     schema = target._schema
     values = list(args)
     values += [kwargs.get(a.name, a.default_value) for a in schema.arguments[len(values) :]]
-    arguments = [
-        _argument(v, a.type, a.N)  # type: ignore[attr-defined]  # torch's stub of Argument leaves it out
-        for v, a in zip(values, schema.arguments, strict=True)
-    ]
+    arguments = [_changed(v, a) for v, a in zip(values, schema.arguments, strict=True)]
     returns = [r.type.kind() for r in schema.returns]
-    if set(returns) != {"TensorType"}:
+    if set(returns) - {"TensorType"}:
         raise _InexpressibleError
-    overload = _writing(target)
+    overload = _writing(target) if writes else None
     if overload is not None:
         arguments += [{"out": i} for i in range(len(returns))]
     return {
@@ -111,6 +112,16 @@ def _writing(target: OpOverload) -> OpOverload | None:
         ):
             return overload
     return None
+
+
+def _changed(value: object, argument: Any) -> object:
+    """An argument, which the call may change."""
+    described = _argument(value, argument.type, argument.N)
+    if argument.alias_info is None or not argument.alias_info.is_write:
+        return described
+    if not isinstance(value, Read) or argument.type.kind() != "TensorType":
+        raise _InexpressibleError
+    return {"changed": value.index}
 
 
 def _argument(value: object, kind: Any, count: int | None) -> object:

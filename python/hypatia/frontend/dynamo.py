@@ -203,7 +203,7 @@ def _remember(report: GraphReport) -> None:
 
 
 def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
-    """Names of the placeholders whose values stay the same from call to call."""
+    """Names of the placeholders and constants whose values stay the same from call to call."""
     freeze = kind == "inference" if options.freeze is None else options.freeze
     context = TracingContext.try_get()
     if not freeze or kind == "backward" or context is None or context.fw_metadata is None:
@@ -211,11 +211,9 @@ def _frozen(gm: fx.GraphModule, options: Options, kind: str) -> set[str]:
     static = set(context.fw_metadata.static_input_indices or ())
     placeholders = gm.graph.find_nodes(op="placeholder")
     changed = {n.args[0] for n in gm.graph.nodes if changes_inputs(n) and n.args}
-    return {
-        n.name
-        for i, n in enumerate(placeholders)
-        if i in static and n not in changed and isinstance(n.meta.get("val"), torch.Tensor)
-    }
+    steady = [n for i, n in enumerate(placeholders) if i in static]
+    steady += gm.graph.find_nodes(op="get_attr")
+    return {n.name for n in steady if n not in changed and isinstance(n.meta.get("val"), torch.Tensor)}
 
 
 @stage(REBUILD)

@@ -229,7 +229,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
     def run(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, int]:
         outputs = None
         if not _torch.dispatch_mode_count():
-            outputs = first(ours.lead(), *[args[i] for i in ours.inputs])
+            outputs = first(ours.lead(), *ours.given(args))
         if outputs is None:
             returned = forward(args)
             return returned[:count], returned[count:], 0
@@ -240,7 +240,7 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         args = [*saved[: len(saved) - bits], *tangents]
         outputs = None
         if bits and not _torch.dispatch_mode_count():
-            given = [args[i] for i in theirs.inputs]
+            given = theirs.given(args)
             outputs = second(theirs.lead(), *given, *saved[len(saved) - bits :])
         return backward(args) if outputs is None else backward.finished(outputs)
 

@@ -106,6 +106,8 @@ class Guard:
         self.kept = form.compiled
         self.forward = self._current = form.forward
         self.settled = True
+        if isinstance(form.forward, NativeGraph):
+            form.forward.settled = True
         # What only the check needed can go.
         del self.original, self.recompile, self.compiled, self.references
 

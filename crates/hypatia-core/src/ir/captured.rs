@@ -113,6 +113,9 @@ pub struct Record {
     /// Changes an input in place: runs after everything else.
     #[serde(default)]
     pub mutates: bool,
+    /// Which of `reads` it changes in place.
+    #[serde(default)]
+    pub changes: Vec<usize>,
 }
 
 /// A captured graph.

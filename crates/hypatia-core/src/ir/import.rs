@@ -102,6 +102,7 @@ fn opaque(program: &mut Program, index: u32, record: &Record, ty: Ty, ids: &[Id]
         ty,
         effect: record.effect,
         mutates: record.mutates,
+        changes: record.changes.clone(),
     };
     program.leaves.opaques.insert(index, call);
     program.add(Node {
@@ -115,7 +116,9 @@ const HAS_OWN_GRADIENT: &[&str] = &["hardtanh", "relu6"];
 
 /// The call as ops of the table, if one of them means exactly this.
 fn known_call(program: &mut Program, record: &Record, ty: &Ty, ids: &[Id], autograd: bool) -> Option<Id> {
-    if record.effect && !record.random {
+    let complex = |ty: &Ty| ty.tensor().is_some_and(|t| t.dtype.is_complex());
+    let reads = record.reads.iter().filter_map(|r| ids.get(*r as usize));
+    if record.effect && !record.random || complex(ty) || reads.into_iter().any(|id| complex(program.ty(*id))) {
         return None;
     }
     let args = record

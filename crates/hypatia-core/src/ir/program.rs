@@ -38,6 +38,8 @@ pub struct Opaque {
     pub effect: bool,
     /// It changes an input in place: it must run after everything else.
     pub mutates: bool,
+    /// Which of its operands it changes.
+    pub changes: Vec<usize>,
 }
 
 /// What a program's leaves stand for; shared by the program and its e-graph.

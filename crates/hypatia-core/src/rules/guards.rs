@@ -22,16 +22,16 @@ fn number(f: &[Facts], i: usize) -> Option<f64> {
 
 /// Strictly wider: casting there and on loses nothing.
 fn widens(from: DType, to: DType) -> bool {
-    use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8};
+    use DType::{BF16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8};
     match from {
-        Bool => true,
+        Bool => !to.is_complex(),
         U8 => matches!(to, I16 | I32 | I64 | F16 | F32 | F64),
         I8 => matches!(to, I16 | I32 | I64 | F16 | BF16 | F32 | F64),
         I16 => matches!(to, I32 | I64 | F32 | F64),
         I32 => matches!(to, I64 | F64),
         F16 | BF16 => matches!(to, F32 | F64),
         F32 => to == F64,
-        I64 | F64 => false,
+        I64 | F64 | C64 | C128 => false,
     }
 }
 

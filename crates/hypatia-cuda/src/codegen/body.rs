@@ -16,6 +16,8 @@ pub(super) fn stored(dtype: DType) -> &'static str {
         DType::BF16 => "bf16",
         DType::F32 => "float",
         DType::F64 => "double",
+        DType::C64 => "float2",
+        DType::C128 => "double2",
     }
 }
 

@@ -41,6 +41,7 @@ pub fn draw(dtype: DType, len: usize, seed: u32) -> Vec<u8> {
             DType::BF16 => bytes.extend(half::bf16::from_f64(x).to_ne_bytes()),
             DType::F32 => bytes.extend((x as f32).to_ne_bytes()),
             DType::F64 => bytes.extend(x.to_ne_bytes()),
+            DType::C64 | DType::C128 => unreachable!("kernels have no complex numbers"),
         }
     }
     bytes
@@ -65,6 +66,7 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::BF16 => numbers!(half::bf16, |x: half::bf16| x.to_f64()),
         DType::F32 => numbers!(f32, f64::from),
         DType::F64 => numbers!(f64, |x| x),
+        DType::C64 | DType::C128 => unreachable!("kernels have no complex numbers"),
     }
 }
 

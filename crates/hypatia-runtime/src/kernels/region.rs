@@ -190,6 +190,12 @@ impl Region {
         outputs: &[usize],
         rounding: Rounding,
     ) -> Result<Region> {
+        if inputs.iter().any(|d| d.is_complex()) {
+            return Err(Error::Type {
+                op: "region".into(),
+                message: "only torch computes with complex numbers".into(),
+            });
+        }
         let mut types = inputs.to_vec();
         for (i, instruction) in instructions.iter().enumerate() {
             let args: SmallVec<[DType; 3]> = instruction

@@ -2,6 +2,7 @@
 //! as names, and calls into torch for the rest.
 
 mod calls;
+mod effects;
 mod gradients;
 mod inline;
 mod joined;
@@ -22,7 +23,7 @@ use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{Row, table};
 use hypatia_core::optimize::Optimized;
-use hypatia_core::ty::{DType, Device, Ty};
+use hypatia_core::ty::{DType, Device, TensorType, Ty};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
@@ -53,6 +54,8 @@ pub struct Lowered {
     pub keeps: Vec<usize>,
     /// Inputs of the plan that serve as the mask of a ReLU, and only so where their mask can be given instead.
     pub masks: Vec<usize>,
+    /// Inputs of the plan that its last steps change in place.
+    pub changes: Vec<usize>,
 }
 
 /// What a plan is to be made for.
@@ -104,21 +107,23 @@ pub fn lower(optimized: &Optimized, results: usize, wish: &Wish) -> Result<Lower
 /// Lowers a program of which it is known which nodes are made of weights only.
 pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &Wish) -> Result<Lowered> {
     let roots = &output.node(output.root).children;
-    if roots.len() != results {
-        return Err(no_plan("calls with effects"));
+    if roots.len() < results {
+        return Err(no_plan("results that are not computed"));
     }
     let inlined = Inlined::new(output, &|id| weights[usize::from(id)], &wish.sizes)?;
     let device = device_of(&inlined.program)?;
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
-    Lowering::new(&inlined, device, abilities, wish).lower()
+    Lowering::new(&inlined, results, device, abilities, wish).lower()
 }
 
-/// The device of all tensors.
+/// The device of all tensors; numbers on the CPU may be beside those of another one.
 fn device_of(program: &Program) -> Result<Device> {
     let mut found = None;
     for id in program.reachable() {
-        if let Ty::Tensor(t) = program.ty(id) {
+        if let Ty::Tensor(t) = program.ty(id)
+            && !is_number(t)
+        {
             if found.is_some_and(|d| d != t.device) {
                 return Err(no_plan("values on several devices"));
             }
@@ -128,6 +133,11 @@ fn device_of(program: &Program) -> Result<Device> {
     Ok(found.unwrap_or_default())
 }
 
+/// Whether a tensor is one number on the CPU, which ops on any device take; plans have it where the others are.
+fn is_number(t: &TensorType) -> bool {
+    t.shape.is_empty() && t.device == Device::default()
+}
+
 struct Lowering<'a> {
     wish: &'a Wish,
     device: Device,
@@ -135,11 +145,15 @@ struct Lowering<'a> {
     can: &'static Abilities,
     source: &'a Inlined,
     program: &'a Program,
+    /// So many first items of the root are results; the others are calls with effects.
+    results: usize,
     uses: Vec<usize>,
     /// The last user of each node.
     users: Vec<Id>,
     plan: Plan,
     inputs: Vec<Id>,
+    /// Where inputs are given.
+    given: FxHashMap<Id, Operand>,
     constants: Vec<Id>,
     /// Where nodes are that steps can read.
     place: FxHashMap<Id, Operand>,
@@ -161,7 +175,13 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(source: &'a Inlined, device: Device, can: &'static Abilities, wish: &'a Wish) -> Lowering<'a> {
+    fn new(
+        source: &'a Inlined,
+        results: usize,
+        device: Device,
+        can: &'static Abilities,
+        wish: &'a Wish,
+    ) -> Lowering<'a> {
         let program = &source.program;
         let mut uses = vec![0; program.nodes().len()];
         let mut users = vec![program.root; program.nodes().len()];
@@ -179,6 +199,7 @@ impl<'a> Lowering<'a> {
             can,
             source,
             program,
+            results,
             inside: vec![false; program.nodes().len()],
             pointwise: vec![false; program.nodes().len()],
             may_join: false,
@@ -189,6 +210,7 @@ impl<'a> Lowering<'a> {
                 ..Plan::default()
             },
             inputs: vec![],
+            given: FxHashMap::default(),
             constants: vec![],
             place: FxHashMap::default(),
             copies: FxHashMap::default(),
@@ -206,8 +228,7 @@ impl<'a> Lowering<'a> {
     fn lower(mut self) -> Result<Lowered> {
         let wish = self.wish;
         let order: Vec<Id> = self
-            .program
-            .reachable()
+            .in_order()
             .into_iter()
             .filter(|id| !self.source.weight[usize::from(*id)] && *id != self.program.root)
             .filter(|id| !matches!(self.program.ty(*id), Ty::Attr(_)))
@@ -228,11 +249,12 @@ impl<'a> Lowering<'a> {
             }
         }
         for id in &order {
-            if !self.inside[usize::from(*id)] {
+            if !self.inside[usize::from(*id)] && !self.changes_operands(*id) {
                 self.step(*id)?;
             }
         }
         let results = self.results()?;
+        let changes = self.change(&order)?;
         self.merge_sums();
         let (keeps, masks) = (self.keeps(), self.masks());
         wish.keep.iter().try_for_each(|at| self.keep(*at))?;
@@ -245,6 +267,7 @@ impl<'a> Lowering<'a> {
             results,
             keeps,
             masks,
+            changes,
         })
     }
 
@@ -267,7 +290,7 @@ impl<'a> Lowering<'a> {
         let Ty::Tensor(t) = self.program.ty(id) else {
             return Err(no_plan(format!("{} is no tensor", self.program.ty(id))));
         };
-        if t.device != self.device {
+        if t.device != self.device && !is_number(t) {
             return Err(no_plan("a value on another device"));
         }
         let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
@@ -378,6 +401,7 @@ impl<'a> Lowering<'a> {
                 let input = self.laid(&shape, dtype, self.wish.layouts.result(name, 0))?;
                 self.inputs.push(self.source.origin[&id]);
                 self.plan.inputs.push(input.value);
+                self.given.insert(id, input.clone());
                 self.place.insert(id, input);
                 Ok(())
             }

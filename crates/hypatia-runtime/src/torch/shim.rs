@@ -38,7 +38,7 @@ pub struct Shim {
     message: Option<unsafe extern "C" fn() -> *const c_char>,
     cpu: i32,
     cuda: i32,
-    dtypes: [i32; 10],
+    dtypes: [i32; 12],
 }
 
 /// How an optional value gets its memory, which libtorch frees.
@@ -48,7 +48,7 @@ enum NewItem {
     Cpp(unsafe extern "C" fn(usize) -> *mut c_void),
 }
 
-const DTYPES: [(DType, &str); 10] = [
+const DTYPES: [(DType, &str); 12] = [
     (DType::F32, "float32"),
     (DType::F64, "float64"),
     (DType::F16, "float16"),
@@ -59,6 +59,8 @@ const DTYPES: [(DType, &str); 10] = [
     (DType::I8, "int8"),
     (DType::U8, "uint8"),
     (DType::Bool, "bool"),
+    (DType::C64, "complex64"),
+    (DType::C128, "complex128"),
 ];
 
 fn library(path: &Path) -> Result<&'static Library> {
@@ -93,7 +95,7 @@ impl Shim {
                 let f: extern "C" fn() -> i32 = find(library, &name)?;
                 Ok(f())
             };
-            let mut dtypes = [0; 10];
+            let mut dtypes = [0; 12];
             for (code, (_, name)) in dtypes.iter_mut().zip(DTYPES) {
                 *code = number(format!("aoti_torch_dtype_{name}"))?;
             }
@@ -231,6 +233,8 @@ unsafe fn find<T: Copy>(library: &Library, name: &str) -> Result<T> {
 pub enum Argument {
     /// One of the tensors that the step reads.
     Tensor(usize),
+    /// One of them, which the op changes.
+    Changed(usize),
     /// A result, for ops that write where they are told.
     Out(usize),
     /// An integer.
@@ -290,7 +294,7 @@ impl DispatcherCall {
             unsafe { self.shim.tensor(tensor) }.map(|h| h as Item)
         };
         Ok(match argument {
-            Argument::Tensor(i) => at(reads, *i)?,
+            Argument::Tensor(i) | Argument::Changed(i) => at(reads, *i)?,
             Argument::Out(i) => at(writes, *i)?,
             Argument::Int(i) => *i as Item,
             Argument::Float(text) => text
@@ -328,7 +332,7 @@ impl Call for DispatcherCall {
             // SAFETY: by the caller.
             let item = unsafe { self.item(argument, reads, writes)? };
             stack.push(item);
-            if let Argument::Out(_) = argument {
+            if let Argument::Out(_) | Argument::Changed(_) = argument {
                 let mut again = null_mut();
                 // SAFETY: a handle that was just made, and a place for another.
                 shim.done(unsafe { (shim.again)(item as Handle, &mut again) }, "a tensor")?;

@@ -78,6 +78,8 @@ macro_rules! stored {
                             $body
                         }
                     )*
+                    // No region is made of those.
+                    DType::C64 | DType::C128 => {}
                 }
             };
         }

@@ -358,6 +358,7 @@ fn widens(from: DType, to: DType) -> bool {
             I16 => matches!(from, I8 | U8 | Bool),
             U8 | I8 | F16 | BF16 => from == Bool,
             Bool => true,
+            C64 | C128 => false,
         }
 }
 
@@ -391,6 +392,6 @@ fn bits(scalar: Scalar, dtype: DType) -> u64 {
         DType::I8 => i64::from(int as i8) as u64,
         DType::I16 => i64::from(int as i16) as u64,
         DType::I32 => i64::from(int as i32) as u64,
-        DType::I64 => int as u64,
+        DType::I64 | DType::C64 | DType::C128 => int as u64,
     }
 }

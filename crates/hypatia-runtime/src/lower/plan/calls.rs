@@ -5,11 +5,12 @@ use hypatia_core::attr::Attr;
 use hypatia_core::emit::emit_node;
 use hypatia_core::ir::captured::CapturedArg;
 use hypatia_core::ir::node::Op;
+use hypatia_core::ir::program::Opaque;
 use hypatia_core::ops::Row;
 use hypatia_core::ty::Ty;
 use serde::Serialize;
 
-use super::{Lowering, no_plan};
+use super::{Lowering, is_number, no_plan};
 use crate::error::Result;
 use crate::step::{Operand, Task, TorchStep};
 
@@ -48,37 +49,10 @@ impl Lowering<'_> {
             Op::Opaque(i) => Some(&self.program.leaves.opaques[i]),
             _ => None,
         };
-        if opaque.is_some_and(|o| o.effect || o.mutates) {
-            return Err(no_plan("a call with effects"));
-        }
-        let mut reads = vec![];
-        let mut operands = vec![];
-        for child in &node.children {
-            operands.push(match self.program.ty(*child) {
-                Ty::Attr(_) if self.is_attr(*child) => CallOperand::Attr,
-                Ty::Attr(Attr::Int(d)) => {
-                    CallOperand::Int(d.known().ok_or_else(|| no_plan("a size that is not known"))?)
-                }
-                Ty::Tensor(t) => {
-                    let t = t.clone();
-                    let mut operand = self.operand(*child)?;
-                    // Calls that the table does not know may depend on how their operands lie in memory.
-                    if let Some(o) = opaque {
-                        let wanted = self.wish.layouts.read(&o.name, operands.len());
-                        operand = self.as_wanted(*child, operand, wanted)?;
-                    } else if self.row(id).is_some_and(Row::keeps_layout) {
-                        let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
-                        if !operand.has_dense_rows() || !aligned {
-                            operand = self.copy_of(*child, &operand)?;
-                        }
-                    }
-                    reads.push(operand);
-                    CallOperand::Tensor(reads.len() - 1)
-                }
-                other => return Err(no_plan(format!("a call on {other}"))),
-            });
-        }
+        let (reads, operands) = self.call_reads(id, opaque)?;
         let (types, tuple) = match self.program.ty(id) {
+            // It is called for what else it does.
+            _ if opaque.is_some_and(|o| o.effect) && self.user_count(id) == 0 => (vec![], true),
             Ty::Tuple(items) => (items.to_vec(), true),
             one => (vec![one.clone()], false),
         };
@@ -101,7 +75,7 @@ impl Lowering<'_> {
             };
             let shape: Option<Vec<usize>> = t.shape.iter().map(|d| d.known().map(|v| v as usize)).collect();
             let shape = shape.ok_or_else(|| no_plan("sizes that are not known"))?;
-            if t.device != self.device {
+            if t.device != self.device && !is_number(t) {
                 return Err(no_plan("a value on another device"));
             }
             let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
@@ -131,9 +105,47 @@ impl Lowering<'_> {
                 emitted.args
             },
             operands,
-            kept: if odd { Some(kept) } else { None },
+            kept: if odd || types.is_empty() { Some(kept) } else { None },
         });
         Ok(())
+    }
+
+    /// The tensors that a call reads, and what its operands are.
+    pub(super) fn call_reads(&mut self, id: Id, opaque: Option<&Opaque>) -> Result<(Vec<Operand>, Vec<CallOperand>)> {
+        let mut reads = vec![];
+        let mut operands = vec![];
+        for child in self.program.node(id).children.clone() {
+            operands.push(match self.program.ty(child) {
+                Ty::Attr(_) if self.is_attr(child) => CallOperand::Attr,
+                Ty::Attr(Attr::Int(d)) => {
+                    CallOperand::Int(d.known().ok_or_else(|| no_plan("a size that is not known"))?)
+                }
+                Ty::Tensor(t) => {
+                    let t = t.clone();
+                    let operand = match opaque {
+                        // Calls that the table does not know may depend on how their operands lie in memory.
+                        Some(o) if !o.changes.contains(&operands.len()) => {
+                            let operand = self.operand(child)?;
+                            self.as_wanted(child, operand, self.wish.layouts.read(&o.name, operands.len()))?
+                        }
+                        Some(_) => self.changed(child)?,
+                        None if self.row(id).is_some_and(Row::keeps_layout) => {
+                            let operand = self.operand(child)?;
+                            let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
+                            match operand.has_dense_rows() && aligned {
+                                true => operand,
+                                false => self.copy_of(child, &operand)?,
+                            }
+                        }
+                        None => self.operand(child)?,
+                    };
+                    reads.push(operand);
+                    CallOperand::Tensor(reads.len() - 1)
+                }
+                other => return Err(no_plan(format!("a call on {other}"))),
+            });
+        }
+        Ok((reads, operands))
     }
 
     /// Whether one of several results is read.

@@ -72,7 +72,9 @@ impl Lowering<'_> {
     }
 
     fn is_whole(&self, id: Id) -> bool {
-        let results = self.program.node(self.program.root).children.iter().enumerate();
+        let results = self.program.node(self.program.root).children[..self.results]
+            .iter()
+            .enumerate();
         results
             .filter(|(_, result)| **result == id)
             .all(|(place, _)| self.wanted(place).whole)

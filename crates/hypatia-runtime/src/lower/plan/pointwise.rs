@@ -182,6 +182,9 @@ impl Lowering<'_> {
     pub(super) fn copied(&mut self, id: Id, operand: &Operand) -> Result<ValueId> {
         let dtype = self.plan.values[operand.value].dtype;
         debug_assert_eq!(Some(dtype), self.shape(id).ok().map(|s| s.1));
+        if dtype.is_complex() {
+            return Err(no_plan("complex numbers that lie otherwise than in eager"));
+        }
         let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?;
         self.plan.values.push(Value {
             shape: operand.shape.clone(),

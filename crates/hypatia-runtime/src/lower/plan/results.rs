@@ -1,7 +1,9 @@
 //! What a plan returns: one way for inference and for both passes of a training step.
 
 use egg::Id;
+use hypatia_core::attr::Attr;
 use hypatia_core::ir::node::Op;
+use hypatia_core::ty::Ty;
 use serde::{Deserialize, Serialize};
 
 use super::{Lowering, no_plan};
@@ -24,6 +26,23 @@ pub struct Returned {
     pub strides: Vec<isize>,
     /// True if it is what is given or written, and no view.
     pub whole: bool,
+    /// The size that it is, for a result that is no tensor.
+    pub number: Option<i64>,
+}
+
+impl Returned {
+    /// A result that is a size.
+    fn number(size: i64) -> Returned {
+        Returned {
+            given: false,
+            at: 0,
+            offset: 0,
+            shape: vec![],
+            strides: vec![],
+            whole: true,
+            number: Some(size),
+        }
+    }
 }
 
 /// A result as it lies in eager.
@@ -103,9 +122,18 @@ impl Lying {
 impl Lowering<'_> {
     /// All results, as far as there are memory and layouts for them that are eager's.
     pub(super) fn results(&mut self) -> Result<Vec<Returned>> {
-        let ids = self.program.node(self.program.root).children.clone();
+        let ids = self.program.node(self.program.root).children[..self.results].to_vec();
         let mut found: Vec<Option<Returned>> = vec![None; ids.len()];
         for place in 0..ids.len() {
+            match self.program.ty(ids[place]) {
+                Ty::Attr(Attr::Int(size)) => {
+                    let size = size.known().ok_or_else(|| no_plan("a size that is not known"))?;
+                    found[place] = Some(Returned::number(size));
+                    continue;
+                }
+                Ty::Tensor(t) if t.device != self.device => return Err(no_plan("a result on another device")),
+                _ => (),
+            }
             let leader = self.leader(place, &ids)?;
             if found[leader].is_none() {
                 found[leader] = Some(self.returned(ids[leader], leader)?);
@@ -193,6 +221,7 @@ impl Lowering<'_> {
                 offset,
                 shape: lying.shape,
                 strides: lying.strides,
+                number: None,
             }),
             _ => Err(no_plan("results share memory that the plan has apart")),
         }
@@ -205,7 +234,7 @@ impl Lowering<'_> {
             _ => false,
         };
         let input = self.program.reachable().into_iter().find(named);
-        let value = input.and_then(|id| self.place.get(&id)).map(|o| o.value);
+        let value = input.and_then(|id| self.given.get(&id)).map(|o| o.value);
         let at = self.plan.inputs.iter().position(|v| Some(*v) == value);
         let (Some(at), Ok(offset)) = (at, usize::try_from(lying.offset)) else {
             return Err(no_plan("a result in the memory of a weight or before that of an input"));
@@ -218,6 +247,7 @@ impl Lowering<'_> {
             offset,
             shape: lying.shape.clone(),
             strides: lying.strides.clone(),
+            number: None,
         })
     }
 
@@ -250,6 +280,7 @@ impl Lowering<'_> {
             offset: operand.offset,
             shape: operand.shape.clone(),
             strides: operand.strides.clone(),
+            number: None,
         }
     }
 }

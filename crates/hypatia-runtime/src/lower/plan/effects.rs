@@ -1,0 +1,122 @@
+//! Calls that do more than compute: random numbers and assertions in their order, changes of inputs last.
+
+use egg::{Id, Language};
+use hypatia_core::emit::emit_node;
+use hypatia_core::ir::node::Op;
+use hypatia_core::ir::program::Opaque;
+
+use super::{CallOperand, Lowering, TorchCall, no_plan};
+use crate::error::Result;
+use crate::step::{Operand, Task, TorchStep};
+
+impl Lowering<'_> {
+    fn opaque(&self, id: Id) -> Option<&Opaque> {
+        match &self.program.node(id).op {
+            Op::Opaque(i) => self.program.leaves.opaques.get(i),
+            _ => None,
+        }
+    }
+
+    /// Whether a call changes tensors in place.
+    pub(super) fn changes_operands(&self, id: Id) -> bool {
+        self.opaque(id).is_some_and(|o| o.mutates)
+    }
+
+    /// How many nodes read a node.
+    pub(super) fn user_count(&self, id: Id) -> usize {
+        let root = self.program.node(self.program.root);
+        let named = root.children.iter().filter(|c| **c == id).count();
+        self.uses[usize::from(id)] - named
+    }
+
+    /// All nodes, operands first, and calls with effects as they were called.
+    pub(super) fn in_order(&self) -> Vec<Id> {
+        let root = self.program.node(self.program.root);
+        let (results, effects) = root.children.split_at(self.results);
+        if effects.is_empty() {
+            return self.program.reachable();
+        }
+        let (changes, calls): (Vec<Id>, Vec<Id>) = effects.iter().partition(|id| self.changes_operands(**id));
+        let mut seen = vec![false; self.program.nodes().len()];
+        let mut order = vec![];
+        for id in calls.iter().chain(results).chain(&changes) {
+            let mut stack = vec![(*id, false)];
+            while let Some((id, done)) = stack.pop() {
+                if done {
+                    order.push(id);
+                } else if !seen[usize::from(id)] {
+                    seen[usize::from(id)] = true;
+                    stack.push((id, true));
+                    self.program.node(id).for_each(|c| stack.push((c, false)));
+                }
+            }
+        }
+        order
+    }
+
+    /// An input that is changed where it lies.
+    pub(super) fn changed(&mut self, id: Id) -> Result<Operand> {
+        if self.program.ty(id).tensor().is_none_or(|t| t.device != self.device) {
+            return Err(no_plan("a change of a value on another device"));
+        }
+        let operand = match self.given.get(&id) {
+            Some(given) => given.clone(),
+            None => self.operand(id)?,
+        };
+        match self.plan.inputs.contains(&operand.value) {
+            true => Ok(operand),
+            false => Err(no_plan("a change of what is no input")),
+        }
+    }
+
+    /// The last steps, which change inputs; their places among the plan's inputs.
+    pub(super) fn change(&mut self, order: &[Id]) -> Result<Vec<usize>> {
+        let mut calls = vec![];
+        let mut changed = vec![];
+        let last: Vec<Id> = (order.iter().copied())
+            .filter(|id| self.changes_operands(*id))
+            .collect();
+        for id in last {
+            let opaque = self.opaque(id).cloned();
+            let (reads, operands) = self.call_reads(id, opaque.as_ref())?;
+            let places: Vec<usize> = opaque.map_or_else(Vec::new, |o| o.changes);
+            for at in &places {
+                let child = self.program.node(id).children[*at];
+                changed.push(self.changed(child)?.value);
+            }
+            calls.push((id, reads, operands, places));
+        }
+        // What one call reads and another one changes is read before.
+        for (id, reads, operands, places) in &mut calls {
+            for (at, operand) in operands.iter().enumerate() {
+                let CallOperand::Tensor(read) = operand else {
+                    continue;
+                };
+                if !places.contains(&at) && changed.contains(&reads[*read].value) {
+                    let child = self.program.node(*id).children[at];
+                    let strides = reads[*read].strides.clone();
+                    reads[*read] = self.written(child, &reads[*read].clone(), &strides)?;
+                }
+            }
+        }
+        for (id, reads, operands, _) in calls {
+            let emitted = emit_node(self.program, id)?;
+            let name = self.opaque(id).map_or_else(String::new, |o| o.target.clone());
+            self.plan.steps.push(Task::Torch(TorchStep {
+                name,
+                call: self.calls.len(),
+                reads,
+                writes: vec![],
+            }));
+            self.calls.push(TorchCall {
+                origin: emitted.origin,
+                target: emitted.target,
+                args: vec![],
+                operands,
+                kept: Some(vec![]),
+            });
+        }
+        let inputs = self.plan.inputs.iter().enumerate();
+        Ok(inputs.filter(|(_, v)| changed.contains(v)).map(|(at, _)| at).collect())
+    }
+}

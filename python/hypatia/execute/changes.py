@@ -1,0 +1,41 @@
+"""What a call changes beside its results: tensors in place, and the state of random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .agreement import agree
+
+
+def note_changes(tensors: Sequence[torch.Tensor]) -> None:
+    """Says to autograd, and to everybody who keeps something of a tensor, that a plan wrote to it."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+class State:
+    """Tensors and random numbers as they are now."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        self.tensors = list(tensors)
+        self.values = [t.detach().clone() for t in tensors]
+        self._random = torch.get_rng_state()
+        self._device = device if device.type == "cuda" else None
+        if self._device is not None:
+            self._on_device = torch.cuda.get_rng_state(self._device)
+
+    def restore(self) -> None:
+        """Makes everything as it was."""
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors, self.values, strict=True):
+                tensor.copy_(value)
+        torch.set_rng_state(self._random)
+        if self._device is not None:
+            torch.cuda.set_rng_state(self._on_device, self._device)
+
+    def agrees(self, other: State) -> bool:
+        """Whether two states of the same tensors are apart by roundings alone."""
+        return all(agree(a, b) for a, b in zip(self.values, other.values, strict=True))
