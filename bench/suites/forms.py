@@ -30,7 +30,16 @@ OURS = ("hypatia", "torch")
 GPU_ONLY = ("graph", "ro", "ind+g")
 INDUCTOR = ("inductor", "ro", "ind+g")
 
-TOLD = ("as it is", "not used", "not recorded", "not verified", "be exported", "not run", "cannot", "no native plan")
+TOLD = (
+    "as it is",
+    "not used",
+    "not recorded",
+    "not verified",
+    "be exported",
+    "not run",
+    "cannot",
+    "no native plan",
+)
 """Words of the messages that are kept."""
 
 Call = Callable[[Arguments], list[torch.Tensor]]

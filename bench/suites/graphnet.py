@@ -1,4 +1,4 @@
-"""Samples of GraphNet: graphs of real models as Python source, with the shapes and statistics of their tensors.
+"""Samples of GraphNet: graphs of real models as Python source, with shapes and statistics of their tensors.
 
 Weights become parameters and buffers, inputs stay inputs. The descriptions (``weight_meta.py``,
 ``input_meta.py``) are read as data; ``model.py`` is the graph itself and has to be executed.
@@ -34,7 +34,9 @@ def rows(setting: Setting) -> list[Row]:
     root = Path(setting.samples)
     found = sorted(p.parent for p in root.rglob("graph_net.json") if (p.parent / "model.py").is_file())
     if not found:
-        raise ValueError(f"there are no samples of GraphNet in {str(root)!r} (folders with graph_net.json, model.py)")
+        raise ValueError(
+            f"there are no samples of GraphNet in {str(root)!r} (folders with graph_net.json, model.py)"
+        )
     return [Row(_name(folder, root), functools.partial(make, folder)) for folder in found]
 
 
@@ -50,7 +52,9 @@ def chosen(found: list[Row], count: int, seed: int) -> list[Row]:
 class Sample(nn.Module):
     """A graph with its weights; called with its inputs in their order."""
 
-    def __init__(self, graph: nn.Module, arguments: list[str], weights: dict[str, torch.Tensor | nn.Parameter]) -> None:
+    def __init__(
+        self, graph: nn.Module, arguments: list[str], weights: dict[str, torch.Tensor | nn.Parameter]
+    ) -> None:
         super().__init__()
         # Not a submodule: the graph has no state, and its forward is all that is called.
         self._forward = graph.forward
@@ -64,7 +68,9 @@ class Sample(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         given = iter(inputs)
-        return self._forward(*[getattr(self, n) if n in self._weights else next(given) for n in self._arguments])
+        return self._forward(
+            *[getattr(self, n) if n in self._weights else next(given) for n in self._arguments]
+        )
 
 
 def make(folder: Path, setting: Setting) -> tuple[nn.Module, Any]:
@@ -137,7 +143,9 @@ def _tensor(meta: dict[str, Any], dice: torch.Generator) -> torch.Tensor:
     if dtype == torch.bool:
         return torch.rand(shape, generator=dice) > 0.5
     if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.randint(int(low or 0), int(high if high is not None else 1) + 1, shape, generator=dice).to(dtype)
+        return torch.randint(
+            int(low or 0), int(high if high is not None else 1) + 1, shape, generator=dice
+        ).to(dtype)
     mean, std = meta.get("mean") or 0.0, SPREAD if meta.get("std") is None else meta["std"]
     value = torch.randn(shape, generator=dice) * std + mean
     if low is not None or high is not None:
@@ -151,7 +159,12 @@ def _input(meta: dict[str, Any], kind: str, dice: torch.Generator) -> Any:
     value = _tensor(meta, dice)
     if kind.endswith("SymInt"):
         return int(value.reshape(-1)[0])
-    if meta.get("data") is not None and not value.is_floating_point() and value.dim() and value.dtype != torch.bool:
+    if (
+        meta.get("data") is not None
+        and not value.is_floating_point()
+        and value.dim()
+        and value.dtype != torch.bool
+    ):
         return value[..., torch.randperm(value.shape[-1], generator=dice)]
     return value
 
@@ -176,4 +189,3 @@ def _graph(source: str, folder: Path, device: str) -> nn.Module:
     exec(compile(source, str(folder / "model.py"), "exec"), names)
     graph: nn.Module = names["GraphModule"]()
     return graph
-

@@ -97,7 +97,9 @@ def _tokens(config: Any, shape: Shape, dice: torch.Generator) -> torch.Tensor:
     return torch.randint(4, config.get_text_config().vocab_size, shape, generator=dice)
 
 
-def _labelled(model: str, config: Any, shape: Shape, setting: Setting, dice: torch.Generator) -> dict[str, Any]:
+def _labelled(
+    model: str, config: Any, shape: Shape, setting: Setting, dice: torch.Generator
+) -> dict[str, Any]:
     if not setting.training:
         return {}
     if "Classification" in model:
@@ -144,8 +146,18 @@ def _speech(model: str, config: Any, shape: Shape, setting: Setting, dice: torch
 INPUTS = {"text": _text, "pair": _pair, "image": _image, "clip": _clip, "sound": _sound, "speech": _speech}
 
 _BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-_DEBERTA: dict[str, Any] = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
-_DEBERTA_V2 = {**_BASE, **_DEBERTA, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+_DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+}
+_DEBERTA_V2 = {
+    **_BASE,
+    **_DEBERTA,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+}
 _XLNET = {"d_model": 768, "n_head": 12, "d_inner": 3072}
 _LONG = {"attention_window": 64, "max_position_embeddings": 1026}
 _NEO = {"hidden_size": 768, "num_heads": 12, "attention_types": lambda n: [[["global", "local"], n // 2]]}
@@ -153,9 +165,19 @@ _LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads":
 _QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
 _GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4}
 _GEMMA3 = {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1}
-_MIXTRAL = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8}
+_MIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 _MAMBA2 = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "n_groups": 1, "vocab_size": 50288}
-_WHISPER = {"d_model": 384, "encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_ffn_dim": 1536}
+_WHISPER = {
+    "d_model": 384,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+}
 
 TABLE = (
     HF("AlbertForMaskedLM", "AlbertForMaskedLM", "text", 8, 512, _BASE),
@@ -165,14 +187,23 @@ TABLE = (
     HF("BertForMaskedLM", "BertForMaskedLM", "text", 8, 512),
     HF("BlenderbotForCausalLM", "BlenderbotForCausalLM", "text", 8, 128),
     HF("BlenderbotSmallForCausalLM", "BlenderbotSmallForCausalLM", "text", 32, 128),
-    HF("CamemBert", "CamembertForMaskedLM", "text", 8, 512, {"vocab_size": 32005, "max_position_embeddings": 514}),
+    HF(
+        "CamemBert",
+        "CamembertForMaskedLM",
+        "text",
+        8,
+        512,
+        {"vocab_size": 32005, "max_position_embeddings": 514},
+    ),
     HF("DebertaForMaskedLM", "DebertaForMaskedLM", "text", 8, 512, _DEBERTA),
     HF("DebertaV2ForMaskedLM", "DebertaV2ForMaskedLM", "text", 8, 512, _DEBERTA_V2),
     HF("DistilBertForMaskedLM", "DistilBertForMaskedLM", "text", 32, 128),
     HF("DistillGPT2", "GPT2LMHeadModel", "text", 8, 512),
     HF("DistillGPT2.use_cache", "GPT2LMHeadModel", "text", 8, 512, {"use_cache": True}),
     HF("ElectraForCausalLM", "ElectraForCausalLM", "text", 8, 512, {"is_decoder": True}),
-    HF("GPT2ForSequenceClassification", "GPT2ForSequenceClassification", "text", 4, 1024, {"pad_token_id": 0}),
+    HF(
+        "GPT2ForSequenceClassification", "GPT2ForSequenceClassification", "text", 4, 1024, {"pad_token_id": 0}
+    ),
     HF("GPTNeoForCausalLM", "GPTNeoForCausalLM", "text", 8, 512, _NEO),
     HF("GoogleFnet", "FNetForMaskedLM", "text", 8, 512),
     HF("LayoutLMForMaskedLM", "LayoutLMForMaskedLM", "text", 8, 512),
@@ -184,7 +215,14 @@ TABLE = (
     HF("OPTForCausalLM", "OPTForCausalLM", "text", 2, 2048),
     HF("PLBartForCausalLM", "PLBartForCausalLM", "text", 4, 1024),
     HF("PegasusForCausalLM", "PegasusForCausalLM", "text", 32, 128),
-    HF("RobertaForCausalLM", "RobertaForCausalLM", "text", 8, 512, {"max_position_embeddings": 514, "is_decoder": True}),
+    HF(
+        "RobertaForCausalLM",
+        "RobertaForCausalLM",
+        "text",
+        8,
+        512,
+        {"max_position_embeddings": 514, "is_decoder": True},
+    ),
     HF("T5Small", "T5ForConditionalGeneration", "pair", 4, 1024),
     HF("TrOCRForCausalLM", "TrOCRForCausalLM", "text", 16, 256),
     HF("XGLMForCausalLM", "XGLMForCausalLM", "text", 8, 128),
@@ -197,7 +235,14 @@ TABLE = (
     HF("Phi3-mini", "Phi3ForCausalLM", "text", 4, 512),
     HF("Mixtral", "MixtralForCausalLM", "text", 4, 512, _MIXTRAL),
     HF("Mamba2-130m", "Mamba2ForCausalLM", "text", 4, 512, _MAMBA2),
-    HF("whisper-tiny", "WhisperForConditionalGeneration", "speech", 8, 128, {**_WHISPER, "decoder_ffn_dim": 1536}),
+    HF(
+        "whisper-tiny",
+        "WhisperForConditionalGeneration",
+        "speech",
+        8,
+        128,
+        {**_WHISPER, "decoder_ffn_dim": 1536},
+    ),
     HF("CLIP-B32", "CLIPModel", "clip", 16, 77),
     HF("ViT-B16", "ViTForImageClassification", "image", 16, 0),
     HF("DINOv2-B", "Dinov2ForImageClassification", "image", 16, 0),

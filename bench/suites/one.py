@@ -131,7 +131,9 @@ class One:
             reports += [r for r in getattr(form.compiled, "reports", []) if all(r is not o for o in reports)]
             cell |= _told(reports, messages.lines)
         self.forms[name] = form
-        errors = [[Errors.of(*pair) for pair in zip(*both, strict=True)] for both in zip(found, exact, strict=True)]
+        errors = [
+            [Errors.of(*pair) for pair in zip(*both, strict=True)] for both in zip(found, exact, strict=True)
+        ]
         own[:] = own or errors
         cell["error"] = max((e.max_relative for call in errors for e in call), default=0.0)
         cell["right"] = all(
@@ -156,7 +158,9 @@ class One:
             for name in names[shift:] + names[:shift]:
                 time.sleep(measure.REST_SECONDS)
                 try:
-                    samples[name].append(measure.block(lambda form=self.forms[name]: form(given), self.setting.device).median)
+                    samples[name].append(
+                        measure.block(lambda form=self.forms[name]: form(given), self.setting.device).median
+                    )
                 except Exception as e:
                     self.result["cells"][name]["reason"] = reason(e)[:300]
                     del samples[name]

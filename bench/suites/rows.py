@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SEED = 0
 NO_DROPOUT = 1e-30
-"""The ops of dropout stay, but nothing is dropped: so forms can be compared. PyTorch's benchmarks do the same."""
+"""The ops of dropout stay, but drop nothing: forms can be compared. PyTorch's benchmarks do the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Row:
                 return value
             wanted = dtype if dtype and value.is_floating_point() else value.dtype
             value = value.to(device=setting.device, dtype=wanted)
-            return value.contiguous(memory_format=layout) if self.channels_last and value.dim() == 4 else value
+            return (
+                value.contiguous(memory_format=layout) if self.channels_last and value.dim() == 4 else value
+            )
 
         def arguments(seed: int) -> Arguments:
             made: Arguments = pytree.tree_map(placed, draw(torch.Generator().manual_seed(seed)))
