@@ -119,10 +119,13 @@ def test_unet_is_built_by_its_seed_and_in_its_layout(load: Any) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_one_model_through_all_forms_of_a_cpu(load: Any, tmp_path: Path, training: bool) -> None:
+def test_one_model_through_all_forms_of_a_cpu(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
     """What the process of a model does; Inductor needs a compiler of C++, and its answer is not ours."""
     rows, one, run, forms = (load(name) for name in ("rows", "one", "run", "forms"))
     lists = load("lists")
+    monkeypatch.setattr(one.measure, "SAMPLE_SECONDS", 0.0)
 
     def make(setting: Any) -> Any:
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4))
@@ -135,9 +138,8 @@ def test_one_model_through_all_forms_of_a_cpu(load: Any, tmp_path: Path, trainin
     names = forms.forms_for("cpu", ",".join([*peer, "graph", "hypatia", "torch"]), check_only=True)
     assert names == ["eager", *peer, "hypatia", "torch"]
     before = torch.is_grad_enabled()
-    work = one.One(
-        run.Plan("tiny", setting, tuple(names), check_only=True).job("two layers", names), tmp_path / "out"
-    )
+    plan = run.Plan("tiny", setting, tuple(names), check_only=training, rounds=2, profile=True)
+    work = one.One(plan.job("two layers", names), tmp_path / "out")
     try:
         work.run()
         work.tell("done")
@@ -150,6 +152,9 @@ def test_one_model_through_all_forms_of_a_cpu(load: Any, tmp_path: Path, trainin
     assert list(result["cells"]) == names
     assert all(result["cells"][name]["right"] for name in ("eager", *forms.OURS)), result
     assert all(result["cells"][name]["kept"] for name in forms.OURS)
+    for name in ("eager", *forms.OURS):
+        assert len(result["cells"][name].get("samples_us", [])) == (0 if training else 2)
+    assert bool(result["cells"]["eager"].get("top")) == (not training)
 
 
 def test_a_wrong_result_is_told(load: Any) -> None:

@@ -171,7 +171,14 @@ _MIXTRAL = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
 }
-_MAMBA2 = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "n_groups": 1, "vocab_size": 50288}
+_MAMBA2 = {
+    "hidden_size": 768,
+    "num_heads": 24,
+    "head_dim": 64,
+    "n_groups": 1,
+    "chunk_size": 64,
+    "vocab_size": 50288,
+}
 _WHISPER = {
     "d_model": 384,
     "encoder_attention_heads": 6,

@@ -8,6 +8,7 @@ The result is written after every step, so that what a time limit or a crash cut
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import json
 import os
@@ -95,6 +96,9 @@ class One:
     def exact(self, case: Case, given: Arguments) -> list[torch.Tensor]:
         """Results in float64."""
         model = copy.deepcopy(case.model).double()
+        if hasattr(model, "set_experts_implementation"):
+            # The grouped products of torch have no float64.
+            model.set_experts_implementation("eager")
 
         def wide(t: Any) -> Any:
             return t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
@@ -157,16 +161,17 @@ class One:
             shift = number % len(names) if names else 0
             for name in names[shift:] + names[:shift]:
                 time.sleep(measure.REST_SECONDS)
+                cell = self.result["cells"][name]
                 try:
-                    samples[name].append(
-                        measure.block(lambda form=self.forms[name]: form(given), self.setting.device).median
-                    )
+                    taken = measure.block(functools.partial(self.forms[name], given), self.setting.device)
                 except Exception as e:
-                    self.result["cells"][name]["reason"] = reason(e)[:300]
-                    del samples[name]
-        for name, taken in samples.items():
-            chosen = min(taken) if self.gpu else statistics.median(taken)
-            self.result["cells"][name] |= {"us": 1e6 * chosen, "samples_us": [1e6 * t for t in taken]}
+                    cell["reason"] = reason(e)[:300]
+                    del samples[name], self.forms[name]
+                    continue
+                samples[name].append(1e6 * taken.median)
+                chosen = min if self.gpu else statistics.median
+                cell |= {"us": chosen(samples[name]), "samples_us": samples[name]}
+            self.tell("timing")
 
     def profile(self, given: Arguments) -> None:
         """Kernels, host time and memory of a call; on a CPU the ops, if that was asked for."""
@@ -192,7 +197,7 @@ def _told(reports: list[Any], lines: list[str]) -> dict[str, Any]:
     kept = Counter(r.kept for r in reports)
     why = list(dict.fromkeys(r.no_plan for r in reports if r.no_plan)) or lines
     graphs = [{"kind": r.kind, "kept": r.kept, "no_plan": r.no_plan, "times": r.times} for r in reports]
-    names = [f"{count} {name}" if count > 1 else name for name, count in kept.items()]
+    names = [f"{count}x {name}" if count > 1 else name for name, count in kept.items()]
     return {"kept": "+".join(names) or "as it is", "no_plan": why, "log": lines, "graphs": graphs}
 
 
