@@ -79,6 +79,9 @@ def _at_depth(cls: Any, given: dict[str, Any], layers: int, small: bool) -> dict
     depths = {name for name in DEPTHS if name in vars(cls())}
     given = {**given, **dict.fromkeys(depths, layers)}
     plain = cls(**given)
+    if small and hasattr(plain, "max_source_positions"):
+        # Frames of sound after the first convolutions; thirty seconds are the default.
+        given["max_source_positions"] = SMALL_SEQUENCE
     vocabulary = getattr(plain, "vocab_size", None)
     if small and isinstance(vocabulary, int):
         given["vocab_size"] = min(vocabulary, SMALL_VOCABULARY)
