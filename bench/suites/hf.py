@@ -254,8 +254,8 @@ TABLE = (
         {**_WHISPER, "decoder_ffn_dim": 1536},
     ),
     HF("CLIP-B32", "CLIPModel", "clip", 16, 77),
-    HF("ViT-B16", "ViTForImageClassification", "image", 16, 0),
-    HF("DINOv2-B", "Dinov2ForImageClassification", "image", 16, 0),
+    HF("ViT-B16", "ViTForImageClassification", "image", 16, 0, {"num_labels": 1000}),
+    HF("DINOv2-B", "Dinov2ForImageClassification", "image", 16, 0, {"num_labels": 1000}),
     HF("SigLIP-B16", "SiglipModel", "clip", 16, 64),
     HF("Wav2Vec2", "Wav2Vec2ForCTC", "sound", 4, 32000),
 )
