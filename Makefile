@@ -170,6 +170,23 @@ bench-gpu: build ## products, models and training on a GPU beside their peers; o
 	@$(BIN)/python tests_gpu/training.py
 	@$(BIN)/python tests_gpu/counts.py
 
+# The suites take ARGS, such as ARGS="--small --check-only --only bert"; bench/suite.py --help explains them.
+.PHONY: bench-hf
+bench-hf: build ## models of transformers beside eager and Inductor, by PyTorch's own list; ARGS="--help" explains
+	@$(BIN)/python bench/suite.py hf $(ARGS)
+
+.PHONY: bench-timm
+bench-timm: build ## image models of timm, likewise
+	@$(BIN)/python bench/suite.py timm $(ARGS)
+
+.PHONY: bench-conv
+bench-conv: build ## convolutional nets of torchvision in several layouts, batches and dtypes, likewise
+	@$(BIN)/python bench/suite.py conv $(ARGS)
+
+.PHONY: bench-graphnet
+bench-graphnet: build ## samples of GraphNet in the folder SAMPLES, likewise; runs the code of the samples
+	@$(BIN)/python bench/suite.py graphnet --samples "$(SAMPLES)" $(ARGS)
+
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
 	@$(BIN)/python bench/compile.py
