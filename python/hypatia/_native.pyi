@@ -2,9 +2,33 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
+from typing_extensions import Self
+
+__all__ = [
+    "BoundCudaPlan",
+    "BoundPlan",
+    "HypatiaError",
+    "KeptProgram",
+    "NativePlan",
+    "Optimization",
+    "Watch",
+    "__version__",
+    "borrow_threads",
+    "check_rules",
+    "cuda",
+    "ops",
+    "optimize",
+    "program_text",
+    "rule_pairs",
+    "rules",
+    "targets",
+    "tuning_entries",
+    "tuning_folder",
+    "weight_state",
+]
 
 _T = TypeVar("_T")
 
@@ -13,6 +37,7 @@ __version__: str
 class HypatiaError(RuntimeError):
     """The compiler could not do what was asked."""
 
+@final
 class Optimization:
     """An optimized program."""
 
@@ -26,14 +51,16 @@ class Optimization:
     def texts(self) -> tuple[str, str]: ...
     def replay(self, seed: int, budget: float) -> str: ...
 
+@final
 class KeptProgram:
     """A program that was kept, over the captured graph that it came from."""
 
-    def __init__(self, graph: str, kept: str, report: str) -> None: ...
+    def __new__(cls, graph: str, kept: str, report: str) -> Self: ...
     def emission(self) -> str: ...
     def report(self) -> str: ...
     def plan(self, wish: str) -> NativePlan: ...
 
+@final
 class NativePlan:
     """A plan that waits for its constants."""
 
@@ -51,6 +78,7 @@ class NativePlan:
         like: BoundPlan | None = None,
     ) -> BoundPlan: ...
 
+@final
 class BoundPlan:
     """A plan with its constants."""
 
@@ -60,11 +88,12 @@ class BoundPlan:
     def kinds(self) -> list[str]: ...
     def bytes(self) -> tuple[int, int]: ...
 
+@final
 class BoundCudaPlan:
     """A plan with its constants, on a GPU."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         plan: NativePlan,
         constants: list[torch.Tensor],
         watched: list[torch.Tensor],
@@ -77,7 +106,7 @@ class BoundCudaPlan:
         split: bool = True,
         most: int | None = None,
         like: BoundCudaPlan | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None: ...
     def current(self) -> bool: ...
     def refusal(self, *inputs: torch.Tensor) -> str: ...
@@ -88,22 +117,24 @@ class BoundCudaPlan:
 def weight_state(tensor: torch.Tensor) -> tuple[int, int, int]:
     """The state of a weight: its version counter, where it lies, and a sum over some of its elements."""
 
+@final
 class Watch:
     """Parts of a model that are to stay what they are."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         entries: list[tuple[dict[Any, Any], str | int, object]],
         empty: list[dict[int, object]],
         lists: list[tuple[list[object], list[object]]],
-    ) -> None: ...
+    ) -> Self: ...
     def holds(self) -> bool: ...
 
-class Gemm:
+@final
+class _Gemm:
     """A matrix product of dense matrices on a GPU; ``tune`` or ``use`` comes before ``run``."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         device: int,
         dtype: str,
         sizes: list[int],
@@ -119,7 +150,7 @@ class Gemm:
         candidates: int = 8,
         deadline_ms: int = 300,
         workspace: int = ...,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def key(self) -> str: ...
     @property
@@ -143,23 +174,24 @@ class Gemm:
         workspace: int = 0,
     ) -> None: ...
 
-class Recording:
+@final
+class _Recording:
     """What was launched on a stream, to be run again by one call."""
 
     def launch(self, stream: int) -> None: ...
 
-class Cuda:
+class _Cuda:
     """The module ``cuda``: the lower layers of the CUDA runtime."""
 
-    Gemm: type[Gemm]
+    Gemm: type[_Gemm]
     epilogues: list[str]
     def search_in(self, folders: list[str]) -> None: ...
     def keep_in(self, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> None: ...
     def libraries(self) -> str: ...
-    def record(self, gpu: int, stream: int, run: Callable[[], _T]) -> tuple[Recording, _T]: ...
+    def record(self, gpu: int, stream: int, run: Callable[[], _T]) -> tuple[_Recording, _T]: ...
     def compile(self, name: str, source: str, arch: tuple[int, int]) -> bytes: ...
 
-cuda: Cuda
+cuda: _Cuda
 
 def optimize(graph: str, options: str) -> Optimization: ...
 def program_text(graph: str) -> str: ...
