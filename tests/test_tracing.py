@@ -337,5 +337,6 @@ def test_threads_that_compile_the_same_model(training: bool) -> None:
                 for ours, theirs in zip(pool.map(call, inputs), expected, strict=True):
                     torch.testing.assert_close(ours, theirs)
         assert all(entry.report is not None for entry in compiled._entries.values())
-        assert all(trained.step is not None for trained in compiled._trained.values())
+        # Those with open sizes run behind AOTAutograd's function.
+        assert all(trained.step is not None or trained.open for trained in compiled._trained.values())
         assert all(type(p) is nn.Parameter for p in model.parameters())

@@ -148,6 +148,7 @@ NAMES = {
     "any_autocast": Name(
         "torch._C", "_is_any_autocast_enabled", "under autocast a plan has the wrong dtypes"
     ),
+    "is_jit_tracing": Name("torch._C", "_is_tracing", "what torch.jit.trace traces is the model as it is"),
     "cublas_allows_tf32": Name("torch._C", "_get_cublas_allow_tf32", "plans are bound for one setting"),
     "set_multithreaded_backward": Name(
         "torch._C", "_set_multithreading_enabled", "option backward_in_caller"

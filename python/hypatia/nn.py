@@ -52,8 +52,9 @@ class _Compiled:
     ) -> torch.Tensor:
         known = len(parts) == len(self._made_of) and all(map(operator.is_, parts, self._made_of))
         if self._compiled is None or not known:
-            self._made_of = parts
-            self._compiled = CompiledModel(make())
+            # Past `nn.Module`, for which it would be a part of the layer.
+            vars(self).update(_made_of=parts, _compiled=CompiledModel(make()))
+        assert self._compiled is not None
         return self._compiled(input)
 
     def __getstate__(self) -> dict[str, object]:

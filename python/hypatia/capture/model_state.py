@@ -29,6 +29,11 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
+
+class ChangesItselfError(UnsupportedError):
+    """A model that changes its attributes when it is called."""
+
+
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 _Entries = list[tuple[dict[Any, object], str | int, object]]
 
@@ -61,6 +66,7 @@ class Parts:
         empty = [getattr(m, name) for m in modules for name in _HOOKS]
         empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
         self.hooked = any(empty)
+        self._hooks = empty
         self._entries = entries
         self._empty = [] if self.hooked else empty
         self.watch = _native.Watch(entries, self._empty, [])
@@ -82,6 +88,8 @@ class Parts:
 
     def hold(self) -> bool:
         """Whether all parts are what they were, and of the same dtypes."""
+        if self.hooked and not any(self._hooks):
+            return False
         return self.watch.holds() and [t.dtype for t in self._tensors] == self._dtypes
 
 
@@ -90,7 +98,7 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
     """Puts back what a run changes in a model, and tells what attributes it reads.
 
     Raises:
-        UnsupportedError: something was changed.
+        ChangesItselfError: something was changed.
     """
     before = list(_containers(model))
     tensors = list(_plain_tensors(model, before))
@@ -110,7 +118,7 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
                 with torch.no_grad():
                     tensor.copy_(values)
     if changed:
-        raise UnsupportedError(f"the model changes {changed[0]} when it is called")
+        raise ChangesItselfError(f"the model changes {changed[0]} when it is called")
 
 
 def _plain_tensors(

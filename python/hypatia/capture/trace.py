@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,24 @@ from .recorder import copied, recorded
 
 log = logging.getLogger(__name__)
 
-Ranges = dict[tuple[int, int], tuple[int, int]]
-"""The least and greatest value of sizes that are left open, by input and dimension."""
+_EQUAL_SIZES = re.compile(
+    r"L\['?\w+'?\](\[\d+\])?\.size\(\)\[\d+\] == L\['?\w+'?\](\[\d+\])?\.size\(\)\[\d+\]"
+)
+
+_BOUND = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] (<=|<|>=|>) (\d+)")
+
+
+class Range(NamedTuple):
+    """What an open size can be."""
+
+    least: int
+    greatest: int
+    symbol: str
+    """Sizes of one symbol are equal."""
+
+
+Ranges = dict[tuple[int, int | None], Range]
+"""Sizes that are left open, by input and dimension; an integer has none."""
 
 
 class NotFunctionalError(UnsupportedError):
@@ -84,17 +101,18 @@ class Exported(NamedTuple):
     wanted: list[bool]
     """Which of the results that are tensors have gradients in eager."""
     reads: Reads
+    ranges: Ranges
 
 
-def exported(model: nn.Module, args: tuple[object, ...]) -> Exported:
+def exported(model: nn.Module, args: tuple[object, ...], dynamic_shapes: object = None) -> Exported:
     """A differentiable model as a graph."""
     wanted: list[bool] = []
-    program, reads = _exported(model, args, wanted=wanted)
+    program, reads = _exported(model, args, dynamic_shapes=dynamic_shapes, wanted=wanted)
     gm = program.module(check_guards=False)
     spec = out_spec(gm)
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
-    return Exported(gm, spec, wanted, reads)
+    return Exported(gm, spec, wanted, reads, _ranges(program, gm))
 
 
 def out_spec(gm: fx.GraphModule) -> pytree.TreeSpec:
@@ -193,19 +211,36 @@ def _is_functional(graph: fx.Graph) -> bool:
 
 def _ranges(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges:
     """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
-    if getattr(program, "_guards_code", None):
-        return {}
     found: Ranges = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         value = node.meta.get("val")
-        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+        sizes: list[tuple[int | None, Any]] = [(None, value)]
+        if isinstance(value, torch.Tensor):
+            sizes = list(enumerate(value.shape))
+        for d, size in sizes:
             if isinstance(size, torch.SymInt):
                 known = program.range_constraints.get(size.node.expr)
                 if known is None:
                     return {}
                 greatest = int(known.upper) if known.upper < 2**62 else 2**62
-                found[i, d] = (max(2, int(known.lower)), greatest)
-    return found
+                found[i, d] = Range(max(2, int(known.lower)), greatest, str(size.node.expr))
+    names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
+    guards = getattr(program, "_guards_code", None) or ()
+    return found if all(_is_told(guard, names, found) for guard in guards) else {}
+
+
+def _is_told(guard: str, names: Sequence[str], ranges: Ranges) -> bool:
+    """Whether what a graph was captured under is said by the ranges: sizes that are equal have one symbol."""
+    if _EQUAL_SIZES.fullmatch(guard):
+        return True
+    bound = _BOUND.fullmatch(guard)
+    if bound is None or bound[1] not in names:
+        return False
+    size = ranges.get((names.index(bound[1]), int(bound[2])))
+    if size is None:
+        return False
+    limit = int(bound[4]) + {"<": -1, ">": 1}.get(bound[3], 0)
+    return size.greatest <= limit if bound[3].startswith("<") else size.least >= limit
 
 
 def _values_of_attributes(gm: fx.GraphModule) -> None:

@@ -6,16 +6,13 @@ dictionaries are nested, names of keywords, types, numbers and texts themselves.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import pytree
-
-_VALUES = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Types of which equal values are alike in everything, if their types are equal too."""
+from ..capture.trace import Ranges
+from .structure import TENSOR, Flat, Node
 
 
 class TensorKind(NamedTuple):
@@ -32,40 +29,102 @@ class TensorKind(NamedTuple):
 class Signature(NamedTuple):
     """A call without the values of its tensors. Calls with equal ones are served by one compilation."""
 
-    spec: pytree.TreeSpec
+    spec: Node
     kinds: tuple[Any, ...]
+    """Of tensors and numbers, in order; of a number its type and the value, a float as text."""
     shared: tuple[int, ...]
     """For each tensor the first one in the same memory; empty if none share any."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether the arguments are tensors, by place."""
+        args, kwargs = self.spec.parts
+        return not kwargs.parts and all(part == TENSOR for part in args.parts)
 
-def signature_of(
-    args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[list[object], Signature | None]:
-    """The leaves of a call and its signature; none if one of them is of a type that nothing is known of."""
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    def is_tensor(self, place: int) -> bool:
+        """Whether this leaf is a tensor."""
+        return isinstance(self.kinds[place], TensorKind)
+
+    def family(self) -> object:
+        """The same without sizes, strides and the values of numbers."""
+        return self.spec, tuple(map(_family, self.kinds)), self.shared
+
+    def numbers(self) -> tuple[object, ...]:
+        """The values of numbers."""
+        return tuple(kind[1] for i, kind in enumerate(self.kinds) if not self.is_tensor(i))
+
+    def differing(self, known: Signature) -> dict[int, set[int]]:
+        """Numbers, and dimensions of tensors, that differ from those of another call, by leaf; nothing if
+        more than that differs, or if it cannot be left open."""
+        if self.family() != known.family():
+            return {}
+        found: dict[int, set[int]] = {}
+        for i, (new, old) in enumerate(zip(self.kinds, known.kinds, strict=True)):
+            if self.is_tensor(i):
+                dims = {d for d, size in enumerate(new.shape) if size != old.shape[d]}
+                # Sizes of 0 and 1 are cases of their own.
+                if any(min(new.shape[d], old.shape[d]) < 2 for d in dims):
+                    return {}
+                if dims:
+                    found[i] = dims
+            elif new != old:
+                if new[0] is float or min(new[1], old[1]) < 2:
+                    return {}
+                found[i] = set()
+        return found
+
+    def is_within(self, known: Signature, opened: Ranges, leaves: Sequence[Any]) -> bool:
+        """Whether this call is another one but for what is left open there, by leaf and dimension."""
+        if self.family() != known.family():
+            return False
+        values: dict[str, int] = {}
+        for i, (new, old) in enumerate(zip(self.kinds, known.kinds, strict=True)):
+            tensor = self.is_tensor(i)
+            if tensor and not leaves[i].is_contiguous():
+                return False
+            pairs: Any = zip(new.shape, old.shape, strict=True) if tensor else [(new[1], old[1])]
+            for d, (value, wanted) in enumerate(pairs):
+                size = opened.get((i, d if tensor else None))
+                if size is None:
+                    if value != wanted:
+                        return False
+                elif (
+                    not size.least <= value <= size.greatest or values.setdefault(size.symbol, value) != value
+                ):
+                    return False
+        return True
+
+
+def contiguous(leaves: Sequence[object]) -> bool:
+    """Whether all tensors are: a graph for other strides would serve contiguous tensors of other sizes."""
+    return all(t.is_contiguous() for t in leaves if isinstance(t, torch.Tensor))
+
+
+def _family(kind: Any) -> object:
+    if isinstance(kind, TensorKind):
+        return kind.type, len(kind.shape), kind.dtype, kind.device
+    return kind[0]
+
+
+def signature_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[Any], Signature | None]:
+    """The tensors and numbers of a call and its signature; none if a part is of a type that nothing is known
+    of."""
     try:
-        signature = Signature(spec, tuple(map(kind_of, leaves)), _shared(leaves))
+        flat = Flat((tuple(args), dict(kwargs)))
+        signature = Signature(flat.node, tuple(map(kind_of, flat.leaves)), _shared(flat.leaves))
         hash(signature)
     except (TypeError, RuntimeError, NotImplementedError):
-        return leaves, None
-    return leaves, signature
+        return [], None
+    return flat.leaves, signature
 
 
-def kind_of(leaf: object) -> Any:
-    """What a compilation depends on.
-
-    Raises:
-        TypeError: nobody knows; the object can change without a trace.
-    """
+def kind_of(leaf: Any) -> Any:
+    """What a compilation depends on."""
     if isinstance(leaf, torch.Tensor):
         layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
         return TensorKind(type(leaf), leaf.shape, leaf.dtype, leaf.device, layout)
-    if type(leaf) in _VALUES or isinstance(leaf, enum.Enum):
-        return (type(leaf), leaf)
-    if type(leaf) in (float, complex):
-        # Not by value: zeros of both signs are equal, and NaN is not.
-        return (type(leaf), repr(leaf))
-    raise TypeError(f"{type(leaf).__name__} is no type that calls are told apart by")
+    # A float not by value: zeros of both signs are equal, and NaN is not.
+    return (float, repr(leaf)) if isinstance(leaf, float) else (int, leaf)
 
 
 def trained_kind(leaf: object) -> object:

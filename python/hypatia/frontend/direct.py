@@ -7,29 +7,38 @@ ones need no search. With gradients on, an autograd function runs the compiled f
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from .. import _torch
 from .._torch import pytree
 from ..compiler.report import GraphReport
-from ..locks import COMPILING
+from ..locks import COMPILING, uncollected
 from ..options import Options
-from .call_key import Signature, signature_of
+from .by_torch import by_torch
+from .call_key import Signature, contiguous, signature_of
 from .compiled_call import CompiledCall
+from .stand_in import StandIn
+from .structure_code import Taken
 from .train import Trained
 
 log = logging.getLogger(__name__)
 
+# Asked at every call: names of modules take as long to look up.
+_is_compiling = torch.compiler.is_dynamo_compiling
+_is_tracing = _torch.is_jit_tracing
+
 _KEPT = 64
 """Shapes that a compiled model remembers."""
+
+_VALUES = 4
+"""Values of a number that are compiled for, one by one."""
 
 _AGAIN = 16
 """How many times it is compiled for the same shapes, because parts of it changed."""
@@ -67,38 +76,67 @@ def compile(
     return compiled
 
 
-class CompiledModel:
-    """A model that runs compiled."""
+class CompiledModel(StandIn):
+    """A model that runs compiled: a module that stands for it, and can be put where the model could be.
+
+    Traced, exported or compiled by others it is the model itself. Copies and pickles are of the model, and
+    are compiled again.
+    """
+
+    _options: dict[str, Any]
+    _entries: dict[object, CompiledCall]
+    _last: CompiledCall | None
+    _trained: dict[tuple[bool, Signature, tuple[bool, ...]], Trained]
+    _last_trained: Trained | None
+    _captured: Callable[..., object] | None
+    _compiled: Counter[object]
+    _forgotten: set[object]
+    """What it was compiled for, and had to make room."""
 
     def __init__(self, model: nn.Module, options: Mapping[str, Any] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"hypatia.compile takes a torch.nn.Module, not {type(model).__name__}")
         Options.parse(options)
-        self.model = model
-        self._options = dict(options or {})
-        self._entries: dict[object, CompiledCall] = {}
-        self._last: CompiledCall | None = None
-        self._trained: dict[object, Trained] = {}
-        self._last_trained: Trained | None = None
-        self._captured: Callable[..., object] | None = None
-        self._compiled: Counter[object] = Counter()
-        self._forgotten: set[object] = set()
-        """What it was compiled for, and had to make room."""
+        super().__init__(
+            model.model if isinstance(model, CompiledModel) else model,
+            _options=dict(options or {}),
+            _entries={},
+            _last=None,
+            _trained={},
+            _last_trained=None,
+            _captured=None,
+            _compiled=Counter(),
+            _forgotten=set(),
+        )
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
+        # Not `is_compiling`, which other threads set; what else traces does it by modes.
+        if _is_compiling() or _is_tracing():
+            return self.model(*args, **kwargs)
         if torch.is_grad_enabled():
             trained = self._last_trained
-            if trained is not None and not kwargs and trained.accepts(args) and not _torch.any_autocast():
-                return trained(args)
+            if trained is not None and not _torch.any_autocast():
+                taken = (args, ()) if trained.plain and not kwargs else trained.take(args, kwargs)
+                if taken is not None and trained.accepts(taken[0]):
+                    return self._trained_call(trained, taken, args, kwargs)
             if self._needs_gradients(args, kwargs):
                 return self._train(args, kwargs)
         entry = self._last
-        if entry is not None and entry.native is not None and not kwargs and entry.watch.holds():
-            results = entry.native(args)
-            if results is not None:
-                return results[0] if entry.single else entry.structured(results)
+        if entry is not None and entry.native is not None and entry.watch.holds():
+            taken = (args, ()) if entry.plain and not kwargs else entry.take(args, kwargs)
+            if taken is not None:
+                results = entry.native(taken[0])
+                if results is not None:
+                    return results[0] if entry.single else entry.finish(taken[0], results, taken[1])
         return self._by_name(args, kwargs)
+
+    def _trained_call(self, trained: Trained, taken: Taken, args: Any, kwargs: Any) -> Any:
+        flat, owned = taken
+        results = trained(flat)
+        if results is None:
+            return self.model(*args, **kwargs)
+        return results[0] if trained.single else trained.finish(flat, results, owned)
 
     def step(
         self,
@@ -134,10 +172,16 @@ class CompiledModel:
         return value.detach()
 
     def _by_name(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if _torch.dispatch_mode_count():
+            return self.model(*args, **kwargs)
         if _torch.any_autocast():
             return self._by_torch()(*args, **kwargs)
         entry = self.prepare(*args, **kwargs)
-        return self.model(*args, **kwargs) if entry is None else entry(args, kwargs)
+        if entry is None:
+            return self.model(*args, **kwargs)
+        if entry.by_torch:
+            return self._by_torch()(*args, **kwargs)
+        return entry(args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> CompiledCall | None:
         """Compiles for these inputs, if that was not done before; none if the model runs as it is."""
@@ -147,22 +191,16 @@ class CompiledModel:
             return None
         key = (self.model.training, signature)
         entry = self._entries.get(key)
-        if entry is None or entry.outdated():
+        if entry is None or entry.outdated() or entry.filled:
             # While another thread traces the model, its weights look replaced: once more, when that is over.
             with COMPILING:
                 entry = self._entries.get(key)
-                if entry is None or entry.outdated():
-                    entry = self._keep(key, args, kwargs, leaves)
+                if entry is None or entry.outdated() or entry.filled:
+                    entry = self._keep(key, leaves)
         self._last = entry
         return entry
 
-    def _keep(
-        self,
-        key: tuple[bool, Signature],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        leaves: list[object],
-    ) -> CompiledCall | None:
+    def _keep(self, key: tuple[bool, Signature], leaves: list[Any]) -> CompiledCall | None:
         """The entry that serves a call; none if the model runs as it is."""
         signature = key[1]
         entry = self._open(signature, leaves)
@@ -173,11 +211,14 @@ class CompiledModel:
             if key in self._forgotten:
                 log.info("the model runs as it is: it is called with too many shapes in turns")
                 return None
-        with _uncollected():
+        with uncollected():
             if entry is None and self._is_restless(key):
-                entry = CompiledCall(self.model, args, kwargs, signature, self._options, compiled=False)
-            entry = entry or self._new(args, kwargs, signature)
-        self._entries.pop(key, None)
+                entry = CompiledCall(self.model, signature, leaves, self._options, compiled=False)
+            entry = entry or self._new(signature, leaves)
+        before = self._entries.pop(key, None)
+        if before is not None and before.filled:
+            # It was no cache that is filled once.
+            entry.changes_itself = False
         self._entries[key] = entry
         while len(self._entries) > _KEPT:
             oldest = next(iter(self._entries))
@@ -193,91 +234,112 @@ class CompiledModel:
         self._compiled[key] += 1
         return self._compiled[key] > _AGAIN
 
-    def _open(self, signature: Signature, leaves: list[object]) -> CompiledCall | None:
-        """An entry whose open sizes can be these."""
+    def _open(self, signature: Signature, leaves: list[Any]) -> CompiledCall | None:
+        """An entry whose open sizes and numbers can be these."""
         for entry in self._entries.values():
-            if entry.open and entry.accepts(signature, leaves) and not entry.outdated():
+            if entry.accepts(signature, leaves) and not entry.outdated():
                 return entry
         return None
 
-    def _new(self, args: tuple[Any, ...], kwargs: dict[str, object], signature: Signature) -> CompiledCall:
-        """A new entry; sizes are left open in which it differs from one that is there."""
-        for other in self._entries.values():
-            dims = other.differing(signature)
-            # One compiled for other strides would serve contiguous tensors of other sizes.
-            if dims and all(t.is_contiguous() for t in args) and not other.outdated():
-                entry = CompiledCall(self.model, args, kwargs, signature, self._options, dims)
+    def _new(self, signature: Signature, leaves: list[Any]) -> CompiledCall:
+        """A new entry; sizes and numbers are left open in which it differs from one that is there."""
+        alike = [e for e in self._entries.values() if e.signature.family() == signature.family()]
+        if any(e.by_torch for e in alike) or self._is_unsettled(alike):
+            log.info("the model runs by torch.compile: every call has other numbers or sizes")
+            entry = CompiledCall(self.model, signature, leaves, self._options, compiled=False)
+            entry.by_torch = True
+            return entry
+        for other in alike:
+            dims = {} if other.open else signature.differing(other.signature)
+            if dims and contiguous(leaves) and not other.outdated():
+                entry = CompiledCall(self.model, signature, leaves, self._options, dims)
                 if entry.open:
                     return entry
                 break
-        return CompiledCall(self.model, args, kwargs, signature, self._options)
+        return CompiledCall(self.model, signature, leaves, self._options)
+
+    @staticmethod
+    def _is_unsettled(alike: Sequence[CompiledCall]) -> bool:
+        """Whether numbers, or the caches of a model, are others in every call and cannot be left open."""
+        numbers = {e.signature.numbers() for e in alike}
+        return len(numbers) >= _VALUES or (len(alike) >= _VALUES and any(e.effects for e in alike))
 
     @property
     def reports(self) -> list[GraphReport]:
         """A report for every graph that was compiled."""
         entries = {id(e): e for e in self._entries.values()}
         found = [e.report for e in entries.values() if e.report is not None]
-        return found + [r for t in self._trained.values() for r in t.reports]
+        trained = {id(t): t for t in self._trained.values()}
+        return found + [r for t in trained.values() for r in t.reports]
 
     def _needs_gradients(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         if any(p.requires_grad for p in self.model.parameters()):
             return True
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves, _ = signature_of(args, kwargs)
         return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
     def _train(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if _torch.any_autocast() or kwargs:
-            return self._by_torch()(*args, **kwargs)
+        if _torch.dispatch_mode_count():
+            return self.model(*args, **kwargs)
         leaves, signature = signature_of(args, kwargs)
-        if signature is None or signature.shared:
-            return self._by_torch()(*args)
+        if signature is None and any(isinstance(v, fx.Proxy) for v in pytree.tree_leaves((args, kwargs))):
+            # Somebody traces a module that this one is a part of.
+            return self.model(*args, **kwargs)
+        if signature is None or signature.shared or _torch.any_autocast():
+            return self._by_torch()(*args, **kwargs)
         wanted = [t.requires_grad for t in (*self.model.parameters(), *leaves) if isinstance(t, torch.Tensor)]
         key = (self.model.training, signature, tuple(wanted))
         trained = self._trained.get(key)
         if trained is None or not trained.parts.hold():
-            with COMPILING, _uncollected():
+            with COMPILING, uncollected():
                 trained = self._trained.get(key)
                 if trained is None or not trained.parts.hold():
                     while len(self._trained) >= _KEPT:
                         self._trained.pop(next(iter(self._trained)))
-                    compiled = not self._is_restless(("training", *key))
-                    trained = Trained(self.model, args, self._options, compiled=compiled)
+                    trained = self._new_trained(key, leaves)
                     self._trained[key] = trained
-        if not trained.usable:
-            return self._by_torch()(*args)
+        taken = trained.take(args, kwargs) if trained.usable else None
+        if taken is None:
+            return self._by_torch()(*args, **kwargs)
         self._last_trained = trained
-        return trained(leaves)
+        return self._trained_call(trained, taken, args, kwargs)
 
-    def _by_torch(self) -> Callable[..., object]:
+    def _new_trained(self, key: tuple[bool, Signature, tuple[bool, ...]], leaves: list[Any]) -> Trained:
+        """As `_new`, with gradients."""
+        training, signature, wanted = key
+        alike = [
+            t
+            for (mode, _, w), t in self._trained.items()
+            if (mode, w) == (training, wanted)
+            and t.signature.family() == signature.family()
+            and t.parts.hold()
+        ]
+        numbers = {t.signature.numbers() for t in alike}
+        if self._is_restless(("training", *key)) or len(numbers) >= _VALUES:
+            return Trained(self.model, signature, leaves, self._options, compiled=False)
+        for other in alike:
+            if other.serves(signature, leaves):
+                return other
+        for other in alike:
+            dims = {} if other.open else signature.differing(other.signature)
+            if dims and other.usable and contiguous(leaves):
+                trained = Trained(self.model, signature, leaves, self._options, dims)
+                if trained.usable:
+                    return trained
+                break
+        return Trained(self.model, signature, leaves, self._options)
+
+    def _by_torch(self) -> Callable[..., Any]:
         """The model through torch.compile, or as it is where that fails."""
         if self._captured is None:
-            captured = torch.compile(self.model, backend="hypatia", options=self._options or None)
-
-            def call(*args: object, **kwargs: object) -> Any:
-                if any(b.grad_fn is not None for b in self.model.buffers()):
-                    # It has the history of a compiled function, which has no second backward pass.
-                    return self.model(*args, **kwargs)
-                try:
-                    return captured(*args, **kwargs)
-                except _torch.TorchDynamoException:
-                    # Nothing of the model has run where its capture failed.
-                    log.info("the model runs as it is: torch.compile cannot capture it", exc_info=True)
-                    return self.model(*args, **kwargs)
-
-            self._captured = call
+            self._captured = by_torch(self.model, self._options)
         return self._captured
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        return CompiledModel(copy.deepcopy(self.model, memo), self._options)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        return CompiledModel, (self.model, self._options)
 
     def __repr__(self) -> str:
         return f"hypatia.compile({self.model!r})"
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Compilations make many objects that stay: looking through all of torch's for cycles takes longer."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -69,7 +69,7 @@ def _wanted(node: fx.Node, example: object, place: int, ranges: Ranges) -> Any:
     shape = getattr(value_of(node), "shape", example.shape)
     # A size that was asked to be open may have turned out to be fixed.
     known = [n if isinstance(n, int) else n.node.maybe_as_int() for n in shape]
-    sizes = [ranges.get((place, d), (0, _MOST)) if n is None else n for d, n in enumerate(known)]
+    sizes = [tuple(ranges.get((place, d), (0, _MOST)))[:2] if n is None else n for d, n in enumerate(known)]
     return (example.dtype, *sizes)
 
 

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from .. import _torch
-from .._torch import FakeTensorMode, TracingContext, pytree, tracing
+from .._torch import FakeTensorMode, TracingContext, detect_fake_mode, tracing
 from ..capture.layout import overlaps
 from ..capture.model_state import Parts
 from ..capture.records import value_of
-from ..capture.trace import distinct, exported
+from ..capture.trace import Ranges, distinct, exported
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
 from ..options import Options
 from ..verifier.first_call import device_of, effects_of
 from ..verifier.same_layout import lies_alike
-from .call_key import trained_kind
+from .call_key import Signature, trained_kind
 from .dynamo import Pass
 from .dynamo import hypatia as backend
+from .flat_model import FlatModel
+from .structure_code import Finish, Take, taker
 from .train_dynamo import Step, laid_out, step_of
 
 log = logging.getLogger(__name__)
@@ -36,59 +38,109 @@ class Trained:
     def __init__(
         self,
         model: nn.Module,
-        args: tuple[object, ...],
+        signature: Signature,
+        leaves: Sequence[Any],
         options: Mapping[str, object],
+        dims: Mapping[int, Set[int]] | None = None,
         *,
         compiled: bool = True,
     ) -> None:
         self.model = model
+        self.signature = signature
+        self.open: Ranges = {}
+        """The least and greatest value of sizes that are left open, by leaf and dimension."""
         self.parts = Parts(model)
         self.reports: list[GraphReport] = []
         self.eager = False
         """The model trains faster as it is."""
         self.step: Step | None = None
         """Runs both graphs without what AOTAutograd does around them."""
+        self.plain = signature.plain
+        """The arguments are tensors, by place."""
+        self.single = False
+        """The model returns one tensor."""
+        self.take: Take = lambda args, kwargs: None
+        self.finish: Finish
         self._run: Callable[..., Any] | None = None
         self._parameters = list(model.parameters())
         self._wanted = [p.requires_grad for p in self._parameters]
-        args = distinct(model, args)
-        leaves, self._form = pytree.tree_flatten(args)
-        self._kinds = [trained_kind(leaf) for leaf in leaves]
-        self._positional = all(isinstance(a, torch.Tensor) for a in args)
+        self._flat = FlatModel(model, signature)
+        inputs = distinct(model, tuple([t for t in leaves if isinstance(t, torch.Tensor)]))
+        self._kinds = [trained_kind(t) for t in inputs]
         self._as_it_is = False
+        self._waiting: list[Pass] = []
+        """Passes with open sizes that are compared with eager when they are verified."""
         if self.parts.hooked or not compiled:
             return
-        passes: list[Pass] = []
         try:
-            gm, self._spec, wanted, reads = exported(model, args)
-            self.parts.count_on(reads)
-            # There AOTAutograd tells what it knows of inputs and results.
-            with tracing(TracingContext(FakeTensorMode())):
-                run = backend(gm, leaves, options=options, reports=self.reports, passes=passes)
-            _check_gradients(passes, wanted)
-            self._run = run
-            self._single = self._spec.is_leaf()
-            self.step = step_of(gm, leaves, passes)
-            if self.step is not None and self._positional and not self.step.random:
-                self.step.again = lambda inputs: pytree.tree_leaves(model(*inputs))
-            if self.step is not None and any(t.is_cuda for t in leaves):
-                self.step.in_caller = Options.parse(options).backward_in_caller
-            why = _why_not(gm, passes)
-            if not why and not effects_of(gm) and not self._lies_alike(args):
-                why = "results would lie otherwise in memory"
-            if why:
-                # By torch.compile the same would be wrong.
-                log.info("the model trains as it is: %s", why)
-                self._run, self.step, self._as_it_is = None, None, True
+            self._compile(inputs, options, self._dynamic(dims))
+            outline = self._flat.outline()
+            self.single = outline.single
+            self.take = taker(signature.spec, signature.kinds, (), outline.owned())
+            self.finish = outline.finisher()
         except Exception:
+            self._run, self.step = None, None
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)
 
-    def _lies_alike(self, args: tuple[object, ...]) -> bool:
+    def _dynamic(self, dims: Mapping[int, Set[int]] | None) -> tuple[object, ...] | None:
+        """Sizes that are left open, as torch.export wants to be told."""
+        if not dims:
+            return None
+        if not all(map(self.signature.is_tensor, dims)):
+            raise UnsupportedError("numbers are not left open in training")
+        auto = torch.export.Dim.AUTO
+        return tuple(dict.fromkeys(dims.get(i, ()), auto) or None for i in self._places())
+
+    def _places(self) -> list[int]:
+        return [i for i in range(len(self.signature.kinds)) if self.signature.is_tensor(i)]
+
+    def serves(self, signature: Signature, leaves: Sequence[Any]) -> bool:
+        """Whether a call is one of this compilation but for sizes that are left open."""
+        return bool(self.open) and self.usable and signature.is_within(self.signature, self.open, leaves)
+
+    def _compile(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        options: Mapping[str, object],
+        dynamic: tuple[object, ...] | None,
+    ) -> None:
+        passes: list[Pass] = []
+        flat = self._flat
+        gm, _, wanted, reads, ranges = exported(flat, inputs, dynamic)
+        self.parts.count_on(reads)
+        if dynamic is None:
+            mode, examples = FakeTensorMode(), list(inputs)
+        else:
+            mode, examples = _open_examples(gm, ranges)
+            self.open = {(self._places()[i], d): sizes for (i, d), sizes in ranges.items()}
+        known = 0 if mode.shape_env is None else len(mode.shape_env.guards)
+        # There AOTAutograd tells what it knows of inputs and results.
+        with tracing(TracingContext(mode)):
+            run = backend(gm, examples, options=options, reports=self.reports, passes=passes)
+        if mode.shape_env is not None and len(mode.shape_env.guards) > known:
+            raise UnsupportedError("the graphs hold for some sizes only")
+        _check_gradients(passes, wanted)
+        self._run = run
+        self.step = step_of(gm, inputs, passes) if dynamic is None else None
+        if self.step is not None and not self.step.random:
+            self.step.again = lambda again: list(flat(*again))
+        if self.step is not None and any(t.is_cuda for t in inputs):
+            self.step.in_caller = Options.parse(options).backward_in_caller
+        why = _why_not(gm, passes)
+        if not why and not effects_of(gm) and not self._lies_alike(inputs):
+            why = "results would lie otherwise in memory"
+        if why:
+            # By torch.compile the same would be wrong.
+            log.info("the model trains as it is: %s", why)
+            self._run, self.step, self._as_it_is = None, None, True
+        elif dynamic is not None and not any(i.mutates_data for i in passes[0].metadata.input_info):
+            # What changes its inputs or buffers would do so again.
+            self._waiting = passes
+
+    def _lies_alike(self, inputs: tuple[torch.Tensor, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
         try:
-            return lies_alike(
-                lambda *a: self(pytree.tree_leaves(a)), self.model, args, {}, changes=True, training=True
-            )
+            return lies_alike(lambda *a: self(a), self._flat, inputs, {}, changes=True, training=True)
         except RuntimeError:
             log.info("AOTAutograd cannot make the results of the model", exc_info=True)
             return False
@@ -100,24 +152,31 @@ class Trained:
 
     def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
-        device = device_of(leaves)
         with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
             forms = step.forms(leaves)
             if not forms:
                 return
             leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-            wanted = (*self.model.parameters(), *leaves)
-            calls: dict[str, Callable[[], object]] = {
-                name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()
-            }
-            calls["eager"] = lambda: self._as_model(leaves)
-            steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
-            kept, (step.times, step.apart) = choose.fastest(steps, device)
+            calls = {name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()}
+            kept, (step.times, step.apart) = self._fastest(calls, leaves)
         step.passes, step.settled = forms.get(kept, step.passes), True
-        self.eager = kept == "eager"
 
-    def _as_model(self, leaves: Sequence[Any]) -> Any:
-        return self.model(*pytree.tree_unflatten(list(leaves), self._form))
+    def _compare(self, run: Callable[..., Any], leaves: Sequence[Any]) -> None:
+        """Keeps passes with open sizes, or eager if that is faster."""
+        self._waiting = []
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+        with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
+            self._fastest({"plain": lambda: run(*leaves)}, leaves)
+
+    def _fastest(self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[Any]) -> choose.Choice:
+        """Times training steps beside eager's, which is remembered if it is the fastest."""
+        model = self.model if self.plain else self._flat
+        wanted = (*self.model.parameters(), *leaves)
+        calls = {**forms, "eager": lambda: model(*leaves)}
+        steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
+        choice = choose.fastest(steps, device_of(leaves))
+        self.eager = choice.kept == "eager"
+        return choice
 
     def is_direct(self) -> bool:
         """Whether both passes can run without autograd: there is one result, and nobody else listens."""
@@ -126,7 +185,7 @@ class Trained:
             step is not None
             and step.settled
             and not self.eager
-            and self._single
+            and self.single
             and step.wanted == [0]
             and not _torch.functorch_active()
             and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
@@ -168,16 +227,15 @@ class Trained:
                     leaf.grad.add_(grad)
         return returned
 
-    def accepts(self, args: tuple[object, ...]) -> bool:
-        """Whether these inputs and the model are as they were, at a glance."""
+    def accepts(self, flat: tuple[object, ...]) -> bool:
+        """Whether these tensors and the model are as they were, at a glance."""
         return (
-            self._positional
-            and len(args) == len(self._kinds)
+            len(flat) == len(self._kinds)
             # Passes without a step may change inputs, of which two could be one.
-            and (self.step is not None or len(args) < 2)
+            and (self.step is not None or len(flat) < 2)
             and all(
                 isinstance(a, torch.Tensor) and trained_kind(a) == kind
-                for a, kind in zip(args, self._kinds, strict=True)
+                for a, kind in zip(flat, self._kinds, strict=True)
             )
             and (self.eager or self._holds())
         )
@@ -185,21 +243,33 @@ class Trained:
     def _holds(self) -> bool:
         return [p.requires_grad for p in self._parameters] == self._wanted and self.parts.hold()
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        """What the model returns, with gradients."""
-        if self._as_it_is:
-            return self._as_model(leaves)
+    def __call__(self, flat: Sequence[Any]) -> Sequence[Any] | None:
+        """The results, with gradients; none if the model is to run as it is."""
+        if self._as_it_is or self.eager:
+            return None
         step = self.step
         if step is None or _torch.functorch_active():
             assert self._run is not None
-            results = self._run(*leaves)
-        else:
-            if not step.settled and step.ready:
-                self._settle(step, leaves)
+            if self._waiting and all(p.settled() for p in self._waiting) and not _torch.functorch_active():
+                self._compare(self._run, flat)
+                if self.eager:
+                    return None
+            results: Sequence[Any] = self._run(*flat)
+            return results
+        if not step.settled and step.ready:
+            self._settle(step, flat)
             if self.eager:
-                return self._as_model(leaves)
-            results = step(leaves)
-        return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
+                return None
+        return step(flat)
+
+
+def _open_examples(gm: fx.GraphModule, ranges: Ranges) -> tuple[FakeTensorMode, list[torch.Tensor]]:
+    """The inputs that a graph with open sizes was exported with, and their mode."""
+    examples = [value_of(n) for n in gm.graph.find_nodes(op="placeholder")]
+    mode = detect_fake_mode(examples)
+    if not ranges or mode is None or mode.shape_env is None:
+        raise UnsupportedError("sizes cannot be left open")
+    return mode, examples
 
 
 def _why_not(gm: fx.GraphModule, passes: Sequence[Pass]) -> str:

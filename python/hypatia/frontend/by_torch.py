@@ -1,0 +1,32 @@
+"""What `hypatia.compile` leaves to torch.compile: autocast, numbers that change, what cannot be exported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _torch
+
+log = logging.getLogger(__name__)
+
+
+def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The model through torch.compile, or as it is where that fails."""
+    captured = torch.compile(model, backend="hypatia", options=dict(options) or None)
+
+    def call(*args: object, **kwargs: object) -> Any:
+        if any(b.grad_fn is not None for b in model.buffers()):
+            # It has the history of a compiled function, which has no second backward pass.
+            return model(*args, **kwargs)
+        try:
+            return captured(*args, **kwargs)
+        except _torch.TorchDynamoException:
+            # Nothing of the model has run where its capture failed.
+            log.info("the model runs as it is: torch.compile cannot capture it", exc_info=True)
+            return model(*args, **kwargs)
+
+    return call

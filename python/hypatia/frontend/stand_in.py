@@ -1,0 +1,75 @@
+"""A module that stands for another: it has its parameters, methods and attributes."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+_STANDARD = tuple(name for name in vars(nn.Module()) if name != "training")
+_KEPT = ("_call_impl", "_wrapped_call_impl", "_slow_forward")
+"""Methods that calls are made of."""
+
+
+class StandIn(nn.Module):
+    """A module that stands for a model.
+
+    Parameters, buffers, modules and hooks are the model's: the same dictionaries. Methods are the model's
+    too; where they return the model they return the stand-in. What is set is set on the model.
+    """
+
+    model: nn.Module
+
+    def __init__(self, model: nn.Module, **own: object) -> None:
+        # Not `nn.Module`'s: it would make dictionaries of its own.
+        theirs = vars(model)
+        vars(self).update({name: theirs[name] for name in _STANDARD if name in theirs}, model=model, **own)
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """The model's mode."""
+        return self.model.training
+
+    @property
+    def forward(self) -> Any:  # type: ignore[override]
+        """The model's own, not compiled."""
+        return self.model.forward
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in vars(self) and name not in _STANDARD
+        if own or any(
+            name in vars(c) for c in type(self).__mro__ if c is not StandIn and issubclass(c, StandIn)
+        ):
+            vars(self)[name] = value
+        else:
+            setattr(self.model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self) and name not in _STANDARD:
+            del vars(self)[name]
+        else:
+            delattr(self.model, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.model)})
+
+
+def _of_the_model(name: str) -> Any:
+    @functools.wraps(getattr(nn.Module, name))
+    def method(self: StandIn, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.model, name)(*args, **kwargs)
+        return self if result is self.model else result
+
+    return method
+
+
+for _name, _value in vars(nn.Module).items():
+    if isinstance(_value, FunctionType) and not _name.startswith("__") and _name not in (*_KEPT, "forward"):
+        setattr(StandIn, _name, _of_the_model(_name))
