@@ -111,7 +111,7 @@ def signature_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[
     of."""
     try:
         flat = Flat((tuple(args), dict(kwargs)))
-        signature = Signature(flat.node, tuple(map(kind_of, flat.leaves)), _shared(flat.leaves))
+        signature = Signature(flat.node, tuple(map(kind_of, flat.leaves)), shared_memory(flat.leaves))
         hash(signature)
     except (TypeError, RuntimeError, NotImplementedError):
         return [], None
@@ -132,7 +132,8 @@ def trained_kind(leaf: object) -> object:
     return (*kind_of(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
 
 
-def _shared(leaves: Sequence[object]) -> tuple[int, ...]:
+def shared_memory(leaves: Sequence[object]) -> tuple[int, ...]:
+    """For each tensor the first one in the same memory; empty if none share any."""
     places = [
         leaf.untyped_storage().data_ptr()
         for leaf in leaves

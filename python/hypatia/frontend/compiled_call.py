@@ -22,7 +22,7 @@ from ..options import Options
 from ..verifier.first_call import device_of, effects_of
 from ..verifier.reference import RandomState, changed_inputs, devices_of
 from ..verifier.same_layout import lies_alike
-from .call_key import Signature
+from .call_key import Signature, shared_memory
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
 from .structure_code import Finish, Take, taker
@@ -153,6 +153,10 @@ class CompiledCall:
         self.take = taker(self.signature.spec, self.signature.kinds, numbers, outline.owned())
         self.finish = outline.finisher()
         self._use(found, report, inputs, timed=timed)
+        native = self.native
+        if changed and len(inputs) > 1 and native is not None:
+            # Those that share memory are another call.
+            self.native = lambda flat: None if shared_memory(flat) else native(flat)
 
     def _use(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...], *, timed: bool) -> None:
         """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
