@@ -32,5 +32,6 @@ pub const ABILITIES: Abilities = Abilities {
     // Its kernels read 16 bytes at a time.
     aligned_attention: true,
     attention_as_query: true,
+    channels_last: true,
     whole_addends: true,
 };

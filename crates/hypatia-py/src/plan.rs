@@ -31,6 +31,7 @@ pub struct NativePlan {
     plan: Arc<Plan>,
     inputs: Vec<usize>,
     constants: Vec<usize>,
+    orders: Vec<Option<Vec<usize>>>,
     calls: Vec<TorchCall>,
     results: Vec<Returned>,
     keeps: Vec<usize>,
@@ -44,6 +45,7 @@ impl NativePlan {
             plan: Arc::new(lowered.plan),
             inputs: lowered.inputs.into_iter().map(usize::from).collect(),
             constants: lowered.constants.into_iter().map(usize::from).collect(),
+            orders: lowered.orders,
             calls: lowered.calls,
             results: lowered.results,
             keeps: lowered.keeps,
@@ -86,6 +88,7 @@ impl NativePlan {
 struct Description<'a> {
     inputs: &'a [usize],
     constants: &'a [usize],
+    orders: &'a [Option<Vec<usize>>],
     steps: Vec<String>,
     /// Bytes that each step reads and writes.
     moved: Vec<usize>,
@@ -143,6 +146,7 @@ impl NativePlan {
             json(&Description {
                 inputs: &self.inputs,
                 constants: &self.constants,
+                orders: &self.orders,
                 steps: self.plan.steps.iter().map(|s| s.name()).collect(),
                 moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
                 calls: &self.calls,

@@ -161,6 +161,7 @@ class Binding:
         nodes = [self._node[i] for i in about["constants"]]
         with torch.inference_mode(False), torch.no_grad():
             found = [_value(self.gm, n, values).detach() for n in nodes]
+            found = [t if o is None else t.permute(o) for t, o in zip(found, about["orders"], strict=True)]
             constants = [t.resolve_conj().resolve_neg().contiguous().to(self.device) for t in found]
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 self.refusal = "the model was converted since it was compiled"

@@ -48,6 +48,8 @@ class Described(TypedDict):
 
     inputs: list[int]
     constants: list[int]
+    orders: list[list[int] | None]
+    """The order in which the dimensions of each constant are to lie, where it is not the usual one."""
     steps: list[str]
     calls: list[TorchCall]
     results: list[Returned]

@@ -96,6 +96,8 @@ class Planner:
             return torch_calls.captured_call(self.captured.nodes[described["origin"]], operands)
         target = resolve(described["target"])
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
+        if target is torch.ops.aten.cudnn_convolution.default:
+            return _convolution(args)
         return target, args, kwargs
 
 
@@ -131,6 +133,20 @@ def planner_of(
     if len(about["calls"]) == len(about["steps"]) and (captured.device.type == "cpu" or not about["steps"]):
         return "no step has a kernel"
     return planner
+
+
+def _convolution(
+    args: Sequence[object],
+) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
+    """A convolution under torch's settings of now: cuDNN's, or whichever torch takes without it."""
+    cudnn, aten = torch.backends.cudnn, torch.ops.aten
+    image, kernel, padding, stride, dilation, groups = args[:6]
+    if not cudnn.enabled:
+        rest = (None, stride, padding, dilation, False, [0, 0], groups)
+        return aten.convolution.default, (image, kernel, *rest), {}
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    settings = (cudnn.benchmark, deterministic, cudnn.allow_tf32)
+    return aten.cudnn_convolution.default, (*args[:6], *settings), {}
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:

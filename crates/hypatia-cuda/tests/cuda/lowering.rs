@@ -143,3 +143,34 @@ fn a_factor_that_is_part_of_a_value_is_copied() {
     };
     assert_eq!(lowered.plan.values[product.w].shape, [8, 6]);
 }
+
+/// A block of a residual net: 1×1, 3×3, 1×1, each with what batch norm left of itself, and what it adds to.
+const BLOCK: &str = "(let a (relu (conv x:bf16[2,16,9,9] u:bf16[8,16,1,1] i:bf16[8] [1,1] [0,0] [1,1] 1)))
+(let b (relu (conv a v:bf16[8,8,3,3] j:bf16[8] [1,1] [1,1] [1,1] 1)))
+(let c (relu (add (conv b w:bf16[16,8,1,1] k:bf16[16] [1,1] [0,0] [1,1] 1) (relu x))))
+(tuple (max_pool2d c [2,2] [2,2] [0,0] [1,1] false))";
+
+#[test]
+fn convolutions_have_channels_last_and_fuse_with_what_follows() {
+    let lowered = lowered(BLOCK);
+    let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
+    let count = |kind: fn(&Task) -> bool| lowered.plan.steps.iter().filter(|s| kind(s)).count();
+    // Both windows of one are products with bias; the last one takes the sum over.
+    assert_eq!(count(|s| matches!(s, Task::Linear(l) if l.b.is_some())), 2, "{names:?}");
+    assert_eq!(count(|s| matches!(s, Task::Linear(l) if l.r.is_some())), 1, "{names:?}");
+    let targets: Vec<&str> = lowered.calls.iter().map(|c| c.target.as_str()).collect();
+    assert_eq!(targets[0], "aten.cudnn_convolution.default");
+    assert_eq!(targets.len(), 2, "the convolution and the pool: {names:?}");
+    // The weight of the convolution is bound with its channels last, and nothing else is copied but the input.
+    assert_eq!(lowered.orders.iter().flatten().collect::<Vec<_>>(), [&[0, 2, 3, 1]]);
+    let calls: Vec<_> = lowered
+        .plan
+        .steps
+        .iter()
+        .filter_map(|s| match s {
+            Task::Torch(t) => Some(t.reads[0].strides.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(calls, [[648, 1, 72, 8], [1296, 1, 144, 16]]);
+}

@@ -37,5 +37,6 @@ pub const ABILITIES: Abilities = Abilities {
     norm_statistics: None,
     aligned_attention: false,
     attention_as_query: false,
+    channels_last: false,
     whole_addends: false,
 };

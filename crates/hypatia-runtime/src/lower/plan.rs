@@ -4,6 +4,7 @@
 mod calls;
 mod effects;
 mod gradients;
+mod images;
 mod inline;
 mod joined;
 mod layouts;
@@ -46,6 +47,8 @@ pub struct Lowered {
     pub inputs: Vec<Id>,
     /// Weight-only nodes of the program that are constants of the plan, in its order.
     pub constants: Vec<Id>,
+    /// For each of them the order in which its dimensions are to lie, if it is not the usual one.
+    pub orders: Vec<Option<Vec<usize>>>,
     /// Calls into torch, in the order of their steps.
     pub calls: Vec<TorchCall>,
     /// What each result of the program is.
@@ -114,6 +117,10 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let device = device_of(&inlined.program)?;
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
+    let inlined = match abilities.channels_last && !wish.saved {
+        true => images::channels_last(inlined)?,
+        false => inlined,
+    };
     Lowering::new(&inlined, results, device, abilities, wish).lower()
 }
 
@@ -155,6 +162,8 @@ struct Lowering<'a> {
     /// Where inputs are given.
     given: FxHashMap<Id, Operand>,
     constants: Vec<Id>,
+    /// The order in which the dimensions of each constant lie, if it is not the usual one.
+    orders: Vec<Option<Vec<usize>>>,
     /// Where nodes are that steps can read.
     place: FxHashMap<Id, Operand>,
     /// Copies of nodes with other strides.
@@ -212,6 +221,7 @@ impl<'a> Lowering<'a> {
             inputs: vec![],
             given: FxHashMap::default(),
             constants: vec![],
+            orders: vec![],
             place: FxHashMap::default(),
             copies: FxHashMap::default(),
             items: FxHashMap::default(),
@@ -263,6 +273,7 @@ impl<'a> Lowering<'a> {
             plan: self.plan,
             inputs: self.inputs,
             constants: self.constants,
+            orders: self.orders,
             calls: self.calls,
             results,
             keeps,
@@ -358,6 +369,7 @@ impl<'a> Lowering<'a> {
                 .ok_or_else(|| no_plan("a weight without a name"))?;
             let value = self.new_value(id)?;
             self.constants.push(*origin);
+            self.orders.push(None);
             self.plan.constants.push(value);
             return Ok(self.place[&id].clone());
         }

@@ -3,16 +3,17 @@
 use egg::Id;
 use hypatia_core::attr::Attr;
 use hypatia_core::emit::emit_node;
-use hypatia_core::ir::captured::CapturedArg;
+use hypatia_core::ir::captured::{CapturedArg, CapturedDim};
 use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Opaque;
 use hypatia_core::ops::Row;
-use hypatia_core::ty::Ty;
+use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
+use super::images::{ORDER, is_pool, serves};
 use super::{Lowering, is_number, no_plan};
 use crate::error::Result;
-use crate::step::{Operand, Task, TorchStep};
+use crate::step::{Operand, Task, TorchStep, Value};
 
 /// A call into torch, for whoever binds the plan.
 #[derive(Debug, Clone, Serialize)]
@@ -96,14 +97,15 @@ impl Lowering<'_> {
             reads,
             writes,
         }));
+        let (target, args) = match self.convolution(id) {
+            Some(call) => call,
+            None if opaque.is_some() => (emitted.target, vec![]),
+            None => (emitted.target, emitted.args),
+        };
         self.calls.push(TorchCall {
-            origin: matches!(node.op, Op::Opaque(_)).then_some(emitted.origin).flatten(),
-            target: emitted.target,
-            args: if matches!(node.op, Op::Opaque(_)) {
-                vec![]
-            } else {
-                emitted.args
-            },
+            origin: opaque.and(emitted.origin),
+            target,
+            args,
             operands,
             kept: if odd || types.is_empty() { Some(kept) } else { None },
         });
@@ -137,6 +139,7 @@ impl Lowering<'_> {
                                 false => self.copy_of(child, &operand)?,
                             }
                         }
+                        None if self.has_channels_last(id) && operands.len() == 1 => self.kernel_of(child)?,
                         None => self.operand(child)?,
                     };
                     reads.push(operand);
@@ -162,6 +165,62 @@ impl Lowering<'_> {
     /// anything else would be a copy.
     fn strides_like(&self, id: Id, query: &Operand, shape: &[usize]) -> Option<Vec<isize>> {
         let attention = self.name(id) == "attention" && self.can.attention_as_query;
-        (attention && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+        if self.has_channels_last(id) {
+            let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
+            return Some(Operand::dense(0, &lying).permuted(&[0, 3, 1, 2]).strides);
+        }
+        let pool = self.source.images && is_pool(self.name(id));
+        ((attention || pool) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+    }
+
+    /// Whether a node is a convolution whose images have channels last.
+    fn has_channels_last(&self, id: Id) -> bool {
+        let image = |(shape, dtype): (Vec<usize>, DType)| shape.len() == 4 && serves(dtype);
+        self.source.images && self.name(id) == "conv" && self.shape(id).is_ok_and(image)
+    }
+
+    /// The weight of a convolution with channels last; a constant is bound so.
+    fn kernel_of(&mut self, id: Id) -> Result<Operand> {
+        if !self.source.weight[usize::from(id)] {
+            return self.operand(id);
+        }
+        let key = (id, vec![]);
+        if let Some(known) = self.copies.get(&key) {
+            return Ok(known.clone());
+        }
+        let origin = self.source.origin.get(&id);
+        let origin = *origin.ok_or_else(|| no_plan("a weight without a name"))?;
+        let (shape, dtype) = self.shape(id)?;
+        let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
+        self.plan.values.push(Value {
+            shape: lying.clone(),
+            dtype,
+        });
+        let value = self.plan.values.len() - 1;
+        self.constants.push(origin);
+        self.orders.push(Some(ORDER.to_vec()));
+        self.plan.constants.push(value);
+        let kernel = Operand::dense(value, &lying).permuted(&[0, 3, 1, 2]);
+        self.copies.insert(key, kernel.clone());
+        Ok(kernel)
+    }
+
+    /// A convolution with channels last as the call that writes its result where it is told: cuDNN's own.
+    fn convolution(&self, id: Id) -> Option<(String, Vec<CapturedArg>)> {
+        if !self.has_channels_last(id) {
+            return None;
+        }
+        let children = &self.program.node(id).children;
+        let number = |n: i64| CapturedArg::Int(CapturedDim::Known(n));
+        let list = |i: usize| {
+            let found = self.attr(children[i])?.known_ints()?;
+            Some(CapturedArg::List(found.into_iter().map(number).collect()))
+        };
+        let groups = self.attr(children[6])?.as_int()?;
+        let mut args = vec![CapturedArg::Node(0), CapturedArg::Node(1)];
+        args.extend([list(4)?, list(3)?, list(5)?, number(groups)]);
+        // Whoever binds the plan puts torch's settings in their places.
+        args.extend([false, false, false].map(CapturedArg::Bool));
+        Some(("aten.cudnn_convolution.default".to_owned(), args))
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Inlined {
     /// The node of the original program that a weight-only node or an input stands for.
     pub origin: BTreeMap<Id, Id>,
     pub weight: Vec<bool>,
+    /// Images of convolutions have their channels last.
+    pub images: bool,
 }
 
 impl Inlined {
@@ -29,6 +31,7 @@ impl Inlined {
             program: Program::over(&leaves),
             origin: BTreeMap::new(),
             weight: vec![],
+            images: false,
         };
         let mut place: FxHashMap<Id, Id> = FxHashMap::default();
         for id in source.reachable() {

@@ -1,0 +1,226 @@
+//! Images with their channels last: convolutions of 16 bits run fastest so, and what follows them fuses.
+//!
+//! A pass over the inlined program. Every image that a convolution makes is held with its channels last, and seen as
+//! torch has it by a view. A convolution with a window of one is a linear layer over channels; the bias of another
+//! one is added after it, in the region of what follows.
+
+use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::dim::Dim;
+use hypatia_core::ir::node::{Node, Op};
+use hypatia_core::ir::program::Program;
+use hypatia_core::ops::{op_id, table};
+use hypatia_core::ty::{DType, TensorType, Ty};
+use rustc_hash::FxHashMap;
+
+use super::inline::Inlined;
+use super::pointwise::lane;
+use crate::error::Result;
+
+/// Dimensions of an image with its channels last, and back.
+const LAST: [i64; 4] = [0, 2, 3, 1];
+const FIRST: [i64; 4] = [0, 3, 1, 2];
+
+/// The order in which the dimensions of an image, or of a convolution's weight, lie with channels last.
+pub(super) const ORDER: [usize; 4] = [0, 2, 3, 1];
+
+/// Whether an element type's convolutions are to have channels last.
+pub(super) fn serves(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
+}
+
+/// The program with channels last, if it has convolutions that gain by it.
+pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
+    let gains = |id: &Id| convolution(&source.program, *id).is_some();
+    if !source.program.reachable().iter().any(gains) {
+        return Ok(source);
+    }
+    let mut turned = Turned {
+        made: Inlined {
+            program: Program::over(&source.program.leaves),
+            origin: Default::default(),
+            weight: vec![],
+            images: true,
+        },
+        source: &source,
+        place: FxHashMap::default(),
+        last: FxHashMap::default(),
+    };
+    for id in source.program.reachable() {
+        turned.add(id)?;
+    }
+    turned.made.program.root = turned.place[&source.program.root];
+    Ok(turned.made)
+}
+
+/// The operands of a convolution of images that is to have channels last.
+fn convolution(program: &Program, id: Id) -> Option<&[Id]> {
+    let node = program.node(id);
+    let t = program.ty(id).tensor()?;
+    let known = t.shape.iter().all(|d| d.known().is_some_and(|n| n > 0));
+    let good = node.op == Op::Row(op_id("conv")) && t.rank() == 4 && serves(t.dtype) && known;
+    good.then_some(&node.children[..])
+}
+
+struct Turned<'a> {
+    made: Inlined,
+    source: &'a Inlined,
+    /// The new node of each old one.
+    place: FxHashMap<Id, Id>,
+    /// The same with channels last, as new nodes.
+    last: FxHashMap<Id, Id>,
+}
+
+impl Turned<'_> {
+    fn add(&mut self, id: Id) -> Result<()> {
+        let source = self.source;
+        let weight = source.weight[usize::from(id)];
+        let turned = match weight {
+            true => None,
+            false => self.turned(id)?,
+        };
+        let new = match turned {
+            Some(last) => {
+                self.last.insert(id, last);
+                self.permuted(last, &FIRST)?
+            }
+            None => self.as_it_is(id)?,
+        };
+        self.place.insert(id, new);
+        if turned.is_none() && self.is_pool(id) {
+            // Its result lies as what it reads.
+            let last = self.permuted(new, &LAST)?;
+            self.last.insert(id, last);
+        }
+        let nodes = self.made.program.nodes().len();
+        self.made.weight.resize(nodes, false);
+        if let Some(origin) = source.origin.get(&id) {
+            self.made.weight[usize::from(new)] = weight;
+            self.made.origin.insert(new, *origin);
+        }
+        Ok(())
+    }
+
+    fn as_it_is(&mut self, id: Id) -> Result<Id> {
+        let node = self.source.program.node(id);
+        let children = node.children.iter().map(|c| self.place[c]).collect();
+        let op = node.op.clone();
+        Ok(self.made.program.add(Node { op, children })?)
+    }
+
+    /// A node with channels last, if it is an image of convolutions.
+    fn turned(&mut self, id: Id) -> Result<Option<Id>> {
+        let source = self.source;
+        if let Some(operands) = convolution(&source.program, id) {
+            return self.convolved(id, operands).map(Some);
+        }
+        let Op::Row(op) = &source.program.node(id).op else {
+            return Ok(None);
+        };
+        let children = &source.program.node(id).children;
+        let name = table().row(*op).name;
+        let concatenated = name == "cat" && self.int(children[0]) == Some(-3);
+        if !concatenated && lane(name).is_none() || !children.iter().any(|c| self.last.contains_key(c)) {
+            return Ok(None);
+        }
+        let Some(out) = image(source.program.ty(id)).cloned() else {
+            return Ok(None);
+        };
+        let mut operands = vec![];
+        for child in children {
+            operands.push(match source.program.ty(*child) {
+                Ty::Attr(_) if concatenated => self.made.program.attr(Attr::int(-1)),
+                Ty::Attr(_) => self.place[child],
+                ty => match self.broadcast_last(*child, ty, &out)? {
+                    Some(operand) => operand,
+                    None => return Ok(None),
+                },
+            });
+        }
+        Ok(Some(self.made.program.op(*op, operands)?))
+    }
+
+    fn convolved(&mut self, id: Id, operands: &[Id]) -> Result<Id> {
+        let source = &self.source.program;
+        let [x, w, b] = [operands[0], operands[1], operands[2]];
+        let shape = |id: Id| source.ty(id).tensor().map(|t| t.shape.clone()).unwrap_or_default();
+        let ints = |i: usize| source.ty(operands[i]).attr().and_then(Attr::known_ints);
+        let ones = |i: usize, value: i64| ints(i).is_some_and(|v| v.iter().all(|n| *n == value));
+        let (weight, none) = (shape(w), source.ty(b).attr().is_some());
+        let one = weight[2..].iter().all(|n| n.is(1)) && ones(3, 1) && ones(4, 0);
+        if one && self.int(operands[6]) == Some(1) {
+            let x = self.with_last(x)?;
+            let sizes = Attr::Ints(weight[..2].to_vec().into());
+            let sizes = self.made.program.attr(sizes);
+            let matrix = self.op("reshape", [self.place[&w], sizes])?;
+            return self.op("linear", [matrix, self.place[&b], x]);
+        }
+        let mut given: Vec<Id> = operands.iter().map(|o| self.place[o]).collect();
+        given[2] = self.made.program.attr(Attr::None);
+        let convolved = self.op("conv", given)?;
+        debug_assert_eq!(self.made.program.ty(convolved), source.ty(id));
+        let last = self.permuted(convolved, &LAST)?;
+        match none {
+            true => Ok(last),
+            false => self.op("add", [last, self.place[&b]]),
+        }
+    }
+
+    /// An operand that broadcasts to an image, with channels last.
+    fn broadcast_last(&mut self, id: Id, ty: &Ty, out: &TensorType) -> Result<Option<Id>> {
+        let Some(t) = ty.tensor() else {
+            return Ok(None);
+        };
+        let whole = |d: &Dim| d.is(1);
+        Ok(match t.rank() {
+            0 => Some(self.place[&id]),
+            // One number for each channel.
+            3 if t.shape[1..].iter().all(whole) && (t.shape[0] == out.shape[1] || t.shape[0].is(1)) => {
+                let size = self.made.program.attr(Attr::Ints(t.shape[..1].to_vec().into()));
+                Some(self.op("reshape", [self.place[&id], size])?)
+            }
+            4 => Some(self.with_last(id)?),
+            _ => None,
+        })
+    }
+
+    fn with_last(&mut self, id: Id) -> Result<Id> {
+        match self.last.get(&id) {
+            Some(last) => Ok(*last),
+            None => self.permuted(self.place[&id], &LAST),
+        }
+    }
+
+    /// Whether a node is a pooling of an image that has channels last.
+    fn is_pool(&self, id: Id) -> bool {
+        let node = self.source.program.node(id);
+        let Op::Row(op) = &node.op else {
+            return false;
+        };
+        is_pool(table().row(*op).name)
+            && self.last.contains_key(&node.children[0])
+            && image(self.source.program.ty(id)).is_some()
+    }
+
+    fn int(&self, id: Id) -> Option<i64> {
+        self.source.program.ty(id).attr().and_then(Attr::as_int)
+    }
+
+    fn permuted(&mut self, id: Id, order: &[i64]) -> Result<Id> {
+        let order = self.made.program.attr(Attr::ints(order));
+        self.op("permute", [id, order])
+    }
+
+    fn op(&mut self, name: &str, operands: impl IntoIterator<Item = Id>) -> Result<Id> {
+        Ok(self.made.program.op(op_id(name), operands)?)
+    }
+}
+
+/// Whether an op pools images: its result lies in memory as its operand does.
+pub(super) fn is_pool(name: &str) -> bool {
+    matches!(name, "max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d")
+}
+
+fn image(ty: &Ty) -> Option<&TensorType> {
+    ty.tensor().filter(|t| t.rank() == 4)
+}
