@@ -69,7 +69,7 @@ def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
     found: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
         if changes_inputs(node):
-            schema = node.target._schema.arguments  # type: ignore[union-attr]
+            schema = node.target._schema.arguments
             for i, argument in enumerate(schema):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)

@@ -220,7 +220,7 @@ class Binding:
     ) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
-        return Recorded(bound, self.device.index or 0, inputs, self._room, changes)
+        return Recorded(bound, self.device, inputs, self._room, changes)
 
     def forget(self) -> None:
         """Drops the plans: a weight is gone, or a setting is another one."""

@@ -35,7 +35,7 @@ class Recorded:
     def __init__(
         self,
         bound: _native.BoundCudaPlan,
-        index: int,
+        device: torch.device,
         inputs: Tensors,
         room: Room,
         changes: Sequence[int] = (),
@@ -43,7 +43,8 @@ class Recorded:
         """Its memory counts in the ``room`` of all plans of the graph; the first is recorded at once, unless
         it ``changes`` some of its inputs: a first call is checked on copies of those."""
         self.bound = bound
-        self.index = index
+        self.device = device
+        self.index = index = device.index or 0
         self._changes = tuple(changes)
         self._lock = threading.Lock()
         self._stream = _torch.cuda_stream(index)
@@ -77,12 +78,11 @@ class Recorded:
             changed = [inputs[i] for i in self._changes]
             if self._seen[key] != AFTER or self._evicted > EVICTED or not fits(changed, self.index):
                 return self.bound(stream, *inputs)
-            device = torch.device("cuda", self.index)
-            before = State(changed, device)
+            before = State(changed, self.device)
             results = self.bound(stream, *inputs)
             if results is None:
                 return None
-            after = State(changed, device)
+            after = State(changed, self.device)
             # Runs before a recording change what the plan changes, and draw random numbers.
             before.restore()
             recording = self._record(key, inputs)
@@ -105,7 +105,7 @@ class Recorded:
                 return None
             self._drop(next(iter(self._known)))
         try:
-            made = _Recording(self.bound, self.index, inputs, self._changes)
+            made = _Recording(self.bound, self.device, inputs, self._changes)
         except (RuntimeError, _native.HypatiaError) as e:
             log.info("the plan is not recorded as a CUDA graph: %s", e)
             return None
@@ -141,9 +141,10 @@ class _Recording:
     """A plan as a CUDA graph."""
 
     def __init__(
-        self, bound: _native.BoundCudaPlan, index: int, inputs: Tensors, changes: Sequence[int]
+        self, bound: _native.BoundCudaPlan, device: torch.device, inputs: Tensors, changes: Sequence[int]
     ) -> None:
-        self._device = inputs[0].device if inputs else None
+        index = device.index or 0
+        self._kinds = [(t.shape, t.dtype, t.device) for t in inputs]
         self._places = [i for i in range(len(inputs)) if i not in changes]
         self._like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
         # Nothing here keeps the memory of what is changed: its owner gives it at every call.
@@ -167,9 +168,8 @@ class _Recording:
 
     def accepts(self, inputs: Tensors) -> bool:
         """Whether these inputs are like those that it was recorded for."""
-        return len(inputs) == len(self._like) and all(
-            (like.shape, like.dtype, self._device) == (given.shape, given.dtype, given.device)
-            and (like.stride() == given.stride() or same_strides(given, like))
+        return [(t.shape, t.dtype, t.device) for t in inputs] == self._kinds and all(
+            like.stride() == given.stride() or same_strides(given, like)
             for like, given in zip(self._like, inputs, strict=True)
         )
 
