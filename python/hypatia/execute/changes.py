@@ -43,6 +43,10 @@ class State:
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self._on_device, self.device)
 
+    def is_now(self) -> bool:
+        """Whether the tensors are as they were, but for roundings."""
+        return all(agree(a, b) for a, b in zip(self.tensors, self.values, strict=True))
+
     def agrees(self, other: State) -> bool:
         """Whether two states of the same tensors are apart by roundings alone."""
         return all(agree(a, b) for a, b in zip(self.values, other.values, strict=True))
