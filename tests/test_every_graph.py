@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import plans
+from hypatia.execute import binding, plans
 from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
 from test_native import _fresh  # noqa: F401  (a fixture for this file too)
@@ -104,6 +104,118 @@ def test_changes_of_inputs_are_the_last_steps() -> None:
 
     calls = [(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([i, 5 - i])) for i in (1, 2, 3)]
     served(Changing(F.relu), *calls, direct=False)
+
+
+def calls_of(make: Callable[[], nn.Module], *calls: tuple[torch.Tensor, ...]) -> list[str]:
+    """Steps of the plan of a model that changes an input or buffers of its own, which is right."""
+    model, twin = make().eval(), make().eval()
+    twin.load_state_dict(model.state_dict())
+    steps: list[list[str]] = []
+    plain = binding.Binding._describe
+
+    def noted(self: Any, about: Any) -> None:
+        steps.append(about["steps"])
+        plain(self, about)
+
+    fresh_dynamo()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), collecting() as reports:
+        patch.setattr(binding.Binding, "_describe", noted)
+        compiled = torch.compile(model, backend="hypatia")
+        for call in calls:
+            mine, theirs = [[t.clone() for t in call] for _ in range(2)]
+            assert_same(compiled(*mine), twin(*theirs))
+            assert_same(mine, theirs)
+            assert_same(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert [r.no_plan for r in reports] == [""]
+    return steps[0]
+
+
+class Caching(nn.Module):
+    """Writes rows into a cache, and does something with both."""
+
+    def __init__(self, write: Callable[..., Any], after: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 8)
+        self.write, self.after = write, after
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> Any:
+        return self.after(self, cache, self.write(cache, at, self.first(x)))
+
+
+def copy_rows(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    cache.index_copy_(0, at, rows)
+
+
+def put_rows(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    cache[at] = rows
+
+
+def add_rows(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    cache.index_put_((at,), rows, accumulate=True)
+
+
+def read_first(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    old = cache * 2
+    cache.index_copy_(0, at, rows)
+    return old
+
+
+def of_itself(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    cache.index_copy_(0, at, cache[:2].relu() + rows)
+
+
+def twice(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    cache.index_copy_(0, at, rows)
+    cache.index_copy_(0, at + 1, rows)
+
+
+def use(self: Any, cache: torch.Tensor, old: Any) -> Any:
+    return self.second(cache.relu()), cache.sum(-1), old
+
+
+@pytest.mark.parametrize(
+    ("write", "in_place"),
+    [
+        (copy_rows, True),
+        (put_rows, True),
+        (add_rows, False),
+        (read_first, False),
+        (of_itself, False),
+        (twice, False),
+    ],
+)
+def test_a_cache_is_written_in_place(write: Any, in_place: bool) -> None:
+    calls = [(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([i, 4 - i])) for i in (0, 1, 3)]
+    steps = calls_of(lambda: Caching(write, use), *calls)
+    assert any("aten.copy_.default" in s for s in steps) is not in_place, steps
+
+
+def test_results_are_not_in_the_memory_of_a_cache() -> None:
+    def copied(self: Any, cache: torch.Tensor, _: Any) -> Any:
+        return self.second(cache.relu()), cache.clone(), cache[1:].clone(), cache.view(3, 2, 24)
+
+    calls = [(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([i, 5 - i])) for i in (0, 1, 2)]
+    model = Caching(copy_rows, copied).eval()
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad():
+        for x, cache, at in calls:
+            theirs = cache.clone()
+            results, expected = compiled(x, cache, at), model(x, theirs, at)
+            assert_same(results, expected)
+            *others, view = results
+            assert view.data_ptr() == cache.data_ptr()
+            values = [t.clone() for t in others]
+            cache.zero_()
+            assert_same(others, values)
+
+
+def test_an_index_that_is_out_of_range_is_torchs_error() -> None:
+    model = Caching(copy_rows, use).eval()
+    compiled = torch.compile(model, backend="hypatia")
+    with torch.no_grad():
+        compiled(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([0, 1]))
+        with pytest.raises((RuntimeError, IndexError), match=r"out of (range|bounds)"):
+            compiled(torch.randn(2, 16), torch.randn(6, 24), torch.tensor([0, 9]))
 
 
 def test_inputs_that_take_each_others_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import fx, nn
 
 import hypatia
 from hypatia import _torch
-from hypatia.execute import binding, choose, cuda_graph, recording, timing
+from hypatia.execute import binding, choose, cuda_graph, recorded_plan, recording, timing
 from hypatia.frontend import direct
 from hypatia.frontend.dynamo import collecting
 from support import fresh_dynamo
@@ -199,12 +200,15 @@ def test_results_are_copied_as_they_lie() -> None:
 class Replayed:
     """In place of a CUDA graph: it runs again what it recorded, into the same memory."""
 
-    def __init__(self, _: int, run: Any, **__: Any) -> None:
+    def __init__(self, _: int, run: Any, *, warm: Any = None, **__: Any) -> None:
+        for _ in range(2 if warm else 0):
+            warm()
         self._run = run
         self.results = run()
 
     def replay(self) -> None:
-        for place, value in zip(self.results, self._run(), strict=True):
+        leaves = torch.utils._pytree.tree_leaves
+        for place, value in zip(leaves(self.results), leaves(self._run()), strict=True):
             if isinstance(place, torch.Tensor):
                 place.copy_(value)
 
@@ -298,3 +302,151 @@ def test_a_recording_that_computes_something_else_is_not_used(monkeypatch: pytes
     assert report.kept != "recording"
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
+
+
+class Decoding(nn.Module):
+    """Writes into a cache, which is an input or a buffer, and reads it."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("cache", torch.zeros(6, 8) if buffer else None)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64) if buffer else None)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor, cache: torch.Tensor | None = None) -> torch.Tensor:
+        if cache is None:
+            cache = self.cache
+            self.steps.add_(1)
+        cache.index_copy_(0, at, self.first(x).relu())
+        result: torch.Tensor = self.second(cache.cumsum(0))
+        return result
+
+
+@pytest.mark.usefixtures("replays")
+@pytest.mark.parametrize("entry", ["compile", "torch.compile"])
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_graph_that_changes_a_cache_is_recorded(
+    entry: str, buffer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Decoding(buffer).eval()
+    twin = copy.deepcopy(model)
+    runs = []
+    call = recording.Recording.__call__
+    monkeypatch.setattr(recording.Recording, "__call__", lambda *a: (runs.append(1), call(*a))[1])
+    caches = [() if buffer else (torch.zeros(6, 8),) for _ in range(2)]
+    with torch.no_grad(), collecting() as reports:
+        compiled: Any = torch.compile(model, backend="hypatia") if entry != "compile" else None
+        for i in range(6):
+            x, at = torch.randn(2, 8), torch.tensor([i, 5 - i])
+            if compiled is None:
+                compiled = hypatia.compile(model, x, at, *caches[0])
+                reports = compiled.reports
+                torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+            if i == 1:
+                runs.clear()
+            versions = [t._version for t in (*caches[0], *model.buffers())]
+            torch.testing.assert_close(compiled(x, at, *caches[0]), twin(x, at, *caches[1]))
+            torch.testing.assert_close(caches[0], caches[1])
+            torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+            changed = zip((*caches[0], *model.buffers()), versions, strict=True)
+            assert all(t._version > v for t, v in changed)
+        (report,) = reports
+        assert report.kept == "recording"
+        assert len(runs) == 5
+        if not buffer:
+            # At another address the graph runs, until that was seen several times.
+            runs.clear()
+            caches = [(t[0].clone(),) for t in caches]
+            for i in range(4):
+                x, at = torch.randn(2, 8), torch.tensor([i, 5 - i])
+                torch.testing.assert_close(compiled(x, at, *caches[0]), twin(x, at, *caches[1]))
+                torch.testing.assert_close(caches[0], caches[1])
+            # One call checks the new recording.
+            assert len(runs) >= 3
+
+
+class Planned:
+    """In place of a plan on a GPU: adds to a sum in place, draws a number, and returns both."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, _: int, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.runs += 1
+        total.add_(x)
+        return total * 2, torch.rand(3)
+
+    def current(self) -> bool:
+        return True
+
+    def refusal(self, *_: Any) -> str:
+        return ""
+
+
+@pytest.fixture
+def recorded(replays: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(recorded_plan, "CudaGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def make(changes: list[int]) -> Any:
+        inputs = (torch.ones(3), torch.zeros(3))
+        room = cuda_graph.Room(0)
+        return recorded_plan.Recorded(Planned(), torch.device("cpu"), inputs, room, changes)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_plan_is_recorded_where_its_changes_lie(recorded: Any) -> None:
+    plan = recorded([1])
+    assert plan.bound.runs == 0, "a first call is checked on copies"
+    for total in (torch.zeros(3), torch.zeros(3)):
+        for i in range(6):
+            x = torch.randn(3)
+            torch.manual_seed(i)
+            before = total.clone()
+            result, drawn = plan(0, x, total)
+            after = torch.rand(1)
+            torch.manual_seed(i)
+            # Neither a run before the recording nor the recording itself adds or draws anything more.
+            torch.testing.assert_close(total, before + x)
+            torch.testing.assert_close(result, 2 * total)
+            torch.testing.assert_close((drawn, after), (torch.rand(3), torch.rand(1)))
+            assert (total.data_ptr(),) in plan._known or i < recorded_plan.AFTER - 1
+    assert len(plan._known) == 2
+    assert plan(0, torch.randn(4), total) is None, "not for these inputs"
+
+
+def test_recordings_of_changes_at_new_addresses_are_bounded(recorded: Any) -> None:
+    plan = recorded([1])
+    x, totals = torch.ones(3), [torch.zeros(3) for _ in range(100)]
+    for _ in range(20):
+        for total in totals:
+            plan(0, x, total)
+    assert all(torch.equal(t, torch.full((3,), 20.0)) for t in totals)
+    assert len(plan._known) == cuda_graph.MOST
+    assert plan._evicted <= cuda_graph.EVICTED + 1
+
+
+def test_a_recorded_plan_that_changes_something_else_is_not_used(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Replayed):
+        def replay(self) -> None:
+            super().replay()
+            self._run()
+
+    monkeypatch.setattr(recorded_plan, "CudaGraph", Wrong)
+    plan, total = recorded([1]), torch.zeros(3)
+    for i in range(5):
+        plan(0, torch.ones(3), total)
+        torch.testing.assert_close(total, torch.full((3,), i + 1.0))
+    assert not plan._known
+
+
+def test_a_cache_of_which_there_is_no_room_for_copies(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (64, 64))
+    plan, total = recorded([1]), torch.zeros(3)
+    for _ in range(5):
+        plan(0, torch.ones(3), total)
+    assert not plan._known
+    torch.testing.assert_close(total, torch.full((3,), 5.0))

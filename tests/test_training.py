@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import hypatia
 from hypatia.compiler import pipeline
 from hypatia.execute import native, timing
+from hypatia.execute.cuda_graph import CopiesOut
+from hypatia.frontend import train_dynamo
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
 from hypatia.verifier import compare
 
@@ -150,19 +152,173 @@ def test_frozen_parameters_and_inputs_that_want_gradients() -> None:
     assert_same(model, call, x.detach())
 
 
-@pytest.mark.usefixtures("never_eager")
-def test_a_model_that_changes_its_buffers_goes_the_long_way() -> None:
+@pytest.fixture(params=["torch's ops", "plans"])
+def passes(request: pytest.FixtureRequest) -> None:
+    """Passes run in both ways."""
+    request.getfixturevalue("plans" if request.param == "plans" else "never_eager")
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.usefixtures("passes")
+def test_buffers_that_change_have_a_step() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), torch.randn(8, 6)
+    model, x = normed(), torch.randn(8, 6)
     twin = copy.deepcopy(model)
     call = hypatia.compile(model)
-    for _ in range(3):
+    for _ in range(4):
+        versions = [b._version for b in model.buffers()]
         model.zero_grad(), twin.zero_grad()
-        call(x).square().sum().backward()
-        twin(x).square().sum().backward()
-        torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
-        torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+        # Two forward passes before a backward pass: the first one's values are still there.
+        for m in (call, twin):
+            first, second = m(x), m(x * 2)
+            (first.square().sum() + second.square().sum()).backward()
+        torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+        assert all(b._version > v for b, v in zip(model.buffers(), versions, strict=True))
+    step = call._last_trained.step
+    assert step is not None
+    assert step.settled
+    assert len(step.changed) == 3
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_gradients_of_gradients_do_not_change_buffers_again() -> None:
+    model, x = normed(), torch.randn(8, 6, requires_grad=True)
+    call = hypatia.compile(model)
+    call(x).sum().backward()
+    before = model[1].num_batches_tracked.item()
+    (g,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+    assert model[1].num_batches_tracked.item() == before + 1
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_forms_are_compared_from_the_same_state() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*normed(), nn.Dropout(0.5)), torch.randn(8, 6)
+    call = hypatia.compile(model)
+    for _ in range(2):
+        call(x).sum().backward()
+    step = call._last_trained.step
+    primals, device = [t.detach() for t in (*step.parameters, x)], torch.device("cpu")
+    before, random = copy.deepcopy(dict(model.named_buffers())), torch.get_rng_state()
+
+    def changing(args: list[torch.Tensor]) -> Any:
+        results = step.passes.forward(args)
+        model[1].running_var.add_(1.0)
+        return results
+
+    wrong = train_dynamo.Passes(changing, step.passes.backward)
+    forms = {"plain": step.passes, "alike": step.passes, "wrong": wrong}
+    with torch.no_grad():
+        found = train_dynamo._right(forms, primals, [torch.ones(8, 3)], step.state(device))
+    assert list(found) == ["plain", "alike"]
+    torch.testing.assert_close(dict(model.named_buffers()), before)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+class Tied(nn.Module):
+    """The weight of an embedding is that of the last layer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(10, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 10, bias=False)
+        self.last.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of ten words."""
+        result: torch.Tensor = self.last(self.middle(self.embedding(x)).relu())
+        return result
+
+
+@pytest.mark.usefixtures("passes")
+def test_tied_weights_have_a_step() -> None:
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(0, 10, (3, 4))
+    call = hypatia.compile(model)
+    for _ in range(3):
+        assert_same(model, call, x)
+        assert_same(model, call, x, x.flip(0))
+    step = call._last_trained.step
+    assert step is not None
+    assert step.settled
+    for loss in (lambda y: y.square().sum(), lambda y: y.sum()):
+        model.zero_grad()
+        call.step(x, loss=loss)
+        ours = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        loss(model(x)).backward()
+        torch.testing.assert_close(ours, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_gradients_of_gradients_of_tied_weights() -> None:
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(0, 10, (3, 4))
+    call = hypatia.compile(model)
+
+    def second(m: Any) -> tuple[torch.Tensor, ...]:
+        wanted = list(model.parameters())
+        first = torch.autograd.grad(m(x).square().sum(), wanted, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+
+    assert_same(model, call, x)
+    for _ in range(2):
+        torch.testing.assert_close(second(call), second(model), rtol=1e-4, atol=1e-4)
+
+
+class Counting(nn.Module):
+    """Changes an input and a buffer: there is no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """A layer."""
+        y: torch.Tensor = F.dropout(self.layer(x), 0.5)
+        self.calls.add_(1)
+        total.add_(y.detach().sum())
+        return y
+
+
+@pytest.mark.parametrize("faster", ["plain", "eager"])
+def test_what_has_no_step_is_compared_with_eager(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def instead(forms: Any) -> dict[str, float]:
+        asked.append(list(forms))
+        return {n: 1.0 + (n != faster) for n in forms}
+
+    monkeypatch.setattr(timing, "instead", instead)
+    model = Counting()
+    twin = copy.deepcopy(model)
+    call = hypatia.compile(model)
+    totals = [torch.zeros(()), torch.zeros(())]
+    for i in range(4):
+        x = torch.randn(3, 6)
+        for m, total in zip((call, twin), totals, strict=True):
+            torch.manual_seed(i)
+            y = m(x, total)
+            y.square().sum().backward()
+            drawn = torch.rand(1)
+        torch.testing.assert_close(totals[0], totals[1])
+        torch.testing.assert_close(model.calls, twin.calls)
+        torch.testing.assert_close(model.layer.weight.grad, twin.layer.weight.grad)
+        torch.manual_seed(i)
+        torch.testing.assert_close(call(x, totals[0].clone()), y)
+        torch.testing.assert_close(torch.rand(1), drawn)
+        twin.calls.add_(1)
     assert call._last_trained.step is None
+    assert ["plain", "eager"] in asked
+    assert call._last_trained.eager is (faster == "eager")
 
 
 @pytest.mark.usefixtures("never_eager")
@@ -323,8 +479,6 @@ def test_gradients_of_activations(function: Any) -> None:
 
 
 def test_copies_of_recorded_results_lie_as_they_do() -> None:
-    from hypatia.execute.train_step import _Copies, _in_one_memory
-
     whole = torch.randn(4, 6)
     results = [
         whole,
@@ -336,9 +490,7 @@ def test_copies_of_recorded_results_lie_as_they_do() -> None:
         whole.view(-1),
         torch.randn(1, 3).expand(2, 3),
     ]
-    copies: dict[int, torch.Tensor] = {}
-    for group in _in_one_memory(results):
-        copies |= _Copies(group).make()
+    copies = CopiesOut(results).make()
     for i, result in enumerate(results):
         assert torch.equal(copies[i], result)
         assert copies[i].stride() == result.stride()

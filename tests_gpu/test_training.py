@@ -486,3 +486,81 @@ def check_leaks() -> str:
     after = _allocated()
     assert after <= before, f"{before} bytes before, {after} after"
     return f"{before >> 10} KiB before and after"
+
+
+class _Tied(nn.Module):
+    """The weight of an embedding is that of the last layer, too."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.norm = nn.Embedding(96, 64), nn.Linear(64, 64), nn.LayerNorm(64)
+        self.drop, self.last = nn.Dropout(drop), nn.Linear(64, 96, bias=False)
+        self.last.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(self.norm(self.middle(self.embedding(x)))))
+
+
+def _normed(drop: float = 0.0) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Dropout(drop),
+    )
+
+
+_RECORDED = ("recorded", "torch's, recorded", "plain", "eager")
+
+
+def _train_beside(make: Any, x: torch.Tensor, form: str) -> list[str]:
+    """Ten steps of SGD beside eager's, with the same random numbers; the forms there were."""
+    torch.manual_seed(0)
+    model = make().cuda().train()
+    twin = copy.deepcopy(model)
+    call = hypatia.compile(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin)]
+    with preferring(form):
+        for i in range(10):
+            for m, optimizer in zip((call, twin), optimizers, strict=True):
+                torch.manual_seed(i)
+                optimizer.zero_grad()
+                m(x).square().mean().backward()
+                optimizer.step()
+                drawn = torch.rand(1, device="cuda")
+                if m is call:
+                    mine = drawn
+            assert torch.equal(mine, drawn), f"step {i}: other random numbers are next"
+            for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+                torch.testing.assert_close(
+                    a, b, rtol=2e-3, atol=2e-4, msg=lambda m, n=name, i=i: f"{n}, {i}: {m}"
+                )
+    step = call._last_trained.step
+    assert step is not None
+    assert step.settled
+    return list(step.times)
+
+
+def _check_recorded(make: Any, x: torch.Tensor) -> str:
+    for form in _RECORDED:
+        found = _train_beside(make, x, form)
+        assert {"recorded", "eager"} <= {*found}, found
+    return ", ".join(found)
+
+
+def check_tied_weights() -> str:
+    """Tied weights, recorded: gradients of both uses are added."""
+    return _check_recorded(_Tied, torch.randint(0, 96, (4, 16), device="cuda"))
+
+
+def check_batch_norms() -> str:
+    """Buffers are changed once a step, by a recording, too."""
+    return _check_recorded(_normed, torch.randn(4, 3, 16, 16, device="cuda"))
+
+
+def check_dropout() -> str:
+    """Random numbers are eager's, by a recording, too."""
+    _check_recorded(lambda: _normed(0.5), torch.randn(4, 3, 16, 16, device="cuda"))
+    return _check_recorded(lambda: _Tied(0.5), torch.randint(0, 96, (4, 16), device="cuda"))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .. import _torch
-from .._torch import OpOverload
+from .._torch import OpOverload, pytree
 
 
 def name_of(target: object) -> str:
@@ -62,6 +62,39 @@ def is_torchs(target: object) -> bool:
 def changes_inputs(node: fx.Node) -> bool:
     """Whether a node changes one of its inputs."""
     return node.op == "call_function" and changes(node.target)
+
+
+def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    """Inputs that the graph changes in place."""
+    found: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if changes_inputs(node):
+            schema = node.target._schema.arguments
+            for i, argument in enumerate(schema):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+                    leaves = pytree.tree_leaves(value)
+                    found.update(dict.fromkeys(v for v in leaves if isinstance(v, fx.Node)))
+    return list(found)
+
+
+_WRITES_OVER = ("index_copy", "index_put", "index_fill")
+"""Ops that return their first input with other values in some places, whatever was there before. Done twice,
+that is the same."""
+
+
+def in_place_form(node: fx.Node) -> OpOverload | None:
+    """The op that writes into the first input what this call writes into a copy of it."""
+    name = name_of(node.target)
+    if name not in _WRITES_OVER or not isinstance(node.target, OpOverload):
+        return None
+    if name == "index_put" and (node.kwargs.get("accumulate") or any(node.args[3:])):
+        return None
+    if node.args[0] in pytree.arg_tree_leaves(*node.args[1:], **node.kwargs):
+        return None
+    overload = node.target._schema.overload_name or "default"
+    found: OpOverload | None = getattr(getattr(torch.ops.aten, f"{name}_", None), overload, None)
+    return found
 
 
 def makes_new_memory(op: OpOverload) -> bool:

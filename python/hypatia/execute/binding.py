@@ -16,11 +16,12 @@ from torch import fx
 from .. import _native, _torch, store
 from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
-from .cuda_graph import Recorded, Room
+from .cuda_graph import Room
 from .described import Described, described
 from .folding import folded_bytes, watch
 from .outputs import Finish
 from .plans import Planner
+from .recorded_plan import Recorded
 from .weight_changes import are_steady
 
 log = logging.getLogger(__name__)
@@ -168,9 +169,9 @@ class Binding:
                 return None
             _open_tuning(store.tuning_folder())
             bound: Plan = self._bound_plan(plan, about, constants, watched)
-            recordable = not self.planner.saved and not about["changes"]
+            recordable = not self.planner.saved
             if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
-                bound = self._recorded(bound, tuple(self.given(args)))
+                bound = self._recorded(bound, tuple(self.given(args)), about["changes"])
         return bound, Finish(self.gm, about, self.planner.plain)
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:
@@ -215,10 +216,12 @@ class Binding:
             shared if isinstance(shared, _native.BoundCudaPlan) else None,
         )
 
-    def _recorded(self, bound: _native.BoundCudaPlan, inputs: tuple[torch.Tensor, ...]) -> Plan:
+    def _recorded(
+        self, bound: _native.BoundCudaPlan, inputs: tuple[torch.Tensor, ...], changes: Sequence[int]
+    ) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
-        return Recorded(bound, self.device.index or 0, inputs, self._room)
+        return Recorded(bound, self.device, inputs, self._room, changes)
 
     def forget(self) -> None:
         """Drops the plans: a weight is gone, or a setting is another one."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .agreement import agree
+from .cuda_graph import SHARE
 
 
 def note_changes(tensors: Sequence[torch.Tensor]) -> None:
@@ -16,6 +17,12 @@ def note_changes(tensors: Sequence[torch.Tensor]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
+def fits(tensors: Sequence[torch.Tensor], index: int) -> bool:
+    """Whether a GPU has memory for two copies of these tensors, which a recording needs once."""
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    return not size or 2 * size <= SHARE * torch.cuda.mem_get_info(index)[0]
+
+
 class State:
     """Tensors and random numbers as they are now."""
 
@@ -23,18 +30,22 @@ class State:
         self.tensors = list(tensors)
         self.values = [t.detach().clone() for t in tensors]
         self._random = torch.get_rng_state()
-        self._device = device if device.type == "cuda" else None
-        if self._device is not None:
-            self._on_device = torch.cuda.get_rng_state(self._device)
+        self.device = device
+        if device.type == "cuda":
+            self._on_device = torch.cuda.get_rng_state(device)
 
     def restore(self) -> None:
         """Makes everything as it was."""
-        with torch.no_grad():
-            for tensor, value in zip(self.tensors, self.values, strict=True):
+        for tensor, value in zip(self.tensors, self.values, strict=True):
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(value)
         torch.set_rng_state(self._random)
-        if self._device is not None:
-            torch.cuda.set_rng_state(self._on_device, self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._on_device, self.device)
+
+    def is_now(self) -> bool:
+        """Whether the tensors are as they were, but for roundings."""
+        return all(agree(a, b) for a, b in zip(self.tensors, self.values, strict=True))
 
     def agrees(self, other: State) -> bool:
         """Whether two states of the same tensors are apart by roundings alone."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from .. import _native, _torch
-from ..capture.layout import layout_of, same_strides
+from ..capture.layout import layout_of
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,9 @@ def is_recordable_here(index: int) -> bool:
 MOST = 8
 """Recordings of one graph."""
 
+EVICTED = 8
+"""Recordings that gave way to others, or were of weights that changed, until no more are made."""
+
 HELD, SHARE = 1 << 30, 0.25
 """Bytes that those beyond the first may hold, and the share of free memory that one may take."""
 
@@ -211,97 +214,3 @@ class _Copies:
             )
             for i, t in self._group.items()
         }
-
-
-AFTER = 3
-"""At which call a plan at other sizes than the first is recorded."""
-
-
-class Recorded:
-    """A bound plan as a CUDA graph: inputs are copied in, results out."""
-
-    def __init__(
-        self, bound: _native.BoundCudaPlan, index: int, inputs: tuple[torch.Tensor, ...], room: Room
-    ) -> None:
-        """Its memory counts in the ``room`` of all plans of the graph; the first is recorded at once."""
-        self.bound = bound
-        self.index = index
-        self._lock = threading.Lock()
-        self._stream = _torch.cuda_stream(index)
-        self._room = room
-        self._left = AFTER
-        """Calls until it is recorded; none: it was, or cannot be."""
-        self._inputs: list[torch.Tensor] = []
-        self._graph: CudaGraph[tuple[torch.Tensor, ...]] | None = None
-        if room.is_empty():
-            self._record(inputs)
-
-    def _record(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._left = 0
-        if not self._room.has():
-            return
-
-        def run() -> tuple[torch.Tensor, ...]:
-            results = self.bound(_torch.cuda_stream(self.index), *self._inputs)
-            if results is None:
-                raise RuntimeError(f"the plan does not run: {self.bound.refusal(*self._inputs)}")
-            return results
-
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._inputs = [
-                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
-                    for t in inputs
-                ]
-                before = torch.cuda.memory_reserved(self.index)
-                graph = CudaGraph(self.index, run, warm=run)
-            size = sum(t.numel() * t.element_size() for t in self._inputs)
-            size += max(0, torch.cuda.memory_reserved(self.index) - before)
-        except RuntimeError as e:
-            log.info("the plan is not recorded as a CUDA graph: %s", e)
-            return
-        if self._room.take(id(self), size):
-            self._graph = graph
-            weakref.finalize(self, self._room.leave, id(self)).atexit = False
-
-    def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """The results; none if the plan is not for these inputs."""
-        if stream != self._stream or torch.cuda.is_current_stream_capturing():
-            return self.bound(stream, *inputs)
-        graph = self._graph
-        if graph is None:
-            results = self.bound(stream, *inputs)
-            if results is not None and self._left:
-                with self._lock:
-                    self._left = max(0, self._left - 1)
-                    if not self._left and self._graph is None:
-                        self._record(inputs)
-            return results
-        if not self.bound.current() or len(inputs) != len(self._inputs):
-            return None
-        for kept, given in zip(self._inputs, inputs, strict=True):
-            if (kept.shape, kept.dtype, kept.device) != (given.shape, given.dtype, given.device):
-                return None
-            if kept.stride() != given.stride() and not same_strides(given, kept):
-                return None
-        with self._lock, torch.no_grad():
-            for kept, given in zip(self._inputs, inputs, strict=True):
-                kept.copy_(given)
-            graph.replay()
-            return tuple(r.clone() for r in graph.results)
-
-    def current(self) -> bool:
-        """Whether the weights are as they were."""
-        return self.bound.current()
-
-    def refusal(self, *inputs: torch.Tensor) -> str:
-        """Why the plan does not run on these inputs."""
-        return self.bound.refusal(*inputs)
-
-    def bytes(self) -> tuple[int, int]:
-        """Bytes of the values in between, and of packed weights."""
-        return self.bound.bytes()
-
-    def kinds(self) -> list[str]:
-        """How each linear layer is computed."""
-        return self.bound.kinds()

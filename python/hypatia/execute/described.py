@@ -28,6 +28,8 @@ class TorchCall(TypedDict):
     operands: list[Operand | Literal["attr"]]
     kept: list[int] | None
     """Which of its results are written, where not all are."""
+    in_place: bool
+    """It is called in the form that changes its first operand."""
 
 
 class Returned(TypedDict):

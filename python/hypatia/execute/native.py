@@ -80,7 +80,7 @@ class NativeGraph:
         inputs = args if self._takes_all else binding.given(args)
         try:
             if binding.only is not None and binding.is_current():
-                return self.finished(binding.only(binding.lead(), *inputs))
+                return self._only(inputs)
             sizes: tuple[int, ...] = ()
             if self.planner.symbols:
                 found = self._sizes(args)
@@ -116,7 +116,7 @@ class NativeGraph:
         if known is None:
             return None
         if binding.only is not None:
-            return self.finished(binding.only(binding.lead(), *inputs))
+            return self._only(inputs)
         bound, finish = known
         changed = [inputs[i] for i in binding.changes]
         before = State(changed, binding.device) if sizes and others else None
@@ -127,6 +127,15 @@ class NativeGraph:
         note_changes(changed)
         results = finish.results(outputs, inputs)
         return results if before is None else self._settle_sizes(args, sizes, results, before)
+
+    def _only(self, inputs: Sequence[Any]) -> Any:
+        """The results of a training step."""
+        binding = self.binding
+        assert binding.only is not None
+        returned = binding.only(binding.lead(), *inputs)
+        if returned is not None and binding.changes:
+            note_changes([inputs[i] for i in binding.changes])
+        return self.finished(returned)
 
     def finished(self, returned: Any) -> Any:
         """The results of a training step, of what its plan returned."""

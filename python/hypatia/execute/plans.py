@@ -13,7 +13,7 @@ from .. import _native
 from .._torch import pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
-from ..capture.op_facts import changes_inputs
+from ..capture.op_facts import changes_inputs, in_place_form
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
 from ..options import Options
@@ -57,6 +57,9 @@ class Planner:
         self.captured = captured
         self.hints = captured.hints
         self.device = captured.device
+        forms = {n.name: in_place_form(n) for n in captured.nodes}
+        self._in_place = {name: form for name, form in forms.items() if form is not None}
+        """By name, calls that could change their first operand, and what is called then."""
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.symbols = _symbols(placeholders)
         self._first = self._plan(self.hints)
@@ -65,7 +68,7 @@ class Planner:
         self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
     ) -> _native.NativePlan:
         layouts = graph_layouts.layouts(self.captured, self.plain, sizes)
-        wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts}
+        wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts, "in_place": list(self._in_place)}
         return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
 
     def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
@@ -93,7 +96,9 @@ class Planner:
             for o in described["operands"]
         ]
         if described["origin"] is not None:
-            return torch_calls.captured_call(self.captured.nodes[described["origin"]], operands)
+            node = self.captured.nodes[described["origin"]]
+            target, args, kwargs = torch_calls.captured_call(node, operands)
+            return self._in_place[node.name] if described["in_place"] else target, args, kwargs
         target = resolve(described["target"])
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:

@@ -1,7 +1,8 @@
 """Graphs that run by torch's ops, recorded as CUDA graphs: one launch instead of one for each op.
 
-A recording is for one kind of arguments: sizes, strides, dtypes, and addresses of weights. Other arguments
-are copied in, results are copied out, so that nobody's memory is written to later.
+A recording is for one kind of arguments: sizes, strides, dtypes, and addresses of weights and of what the
+graph changes. Other arguments are copied in, results are copied out, so that nobody's memory is written to
+later.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ from torch import fx
 
 from .. import _torch
 from .._torch import pytree
-from ..capture.op_facts import changes_inputs, draws_at, is_torchs, waits_for_values
+from ..capture.op_facts import changed_inputs, changes_inputs, draws_at, is_torchs, waits_for_values
 from ..capture.records import module_of, path_of, value_of
 from ..kernels import FusedCall
 from .agreement import agree
-from .cuda_graph import CopiesOut, CudaGraph, Room, is_recordable_here
+from .changes import State, fits, note_changes
+from .cuda_graph import EVICTED, CopiesOut, CudaGraph, Room, is_recordable_here
 from .folding import FoldedWeights
 
 log = logging.getLogger(__name__)
 
 SEEN = 3
 """A kind of arguments is recorded when it comes so many times."""
-
-EVICTED = 8
-"""Recordings that gave way to others, or were of weights that changed, until no more are made."""
 
 Run = Callable[[list[Any]], Any]
 """Runs a graph on a list of arguments, which it may empty."""
@@ -49,11 +48,15 @@ class Recordings:
         self._index = device.index or 0
         placeholders = gm.graph.find_nodes(op="placeholder")
         self._weights = sorted(weights)
-        self._others = [i for i in range(len(placeholders)) if i not in set(weights)]
+        position = {n: i for i, n in enumerate(placeholders)}
+        changed = changed_inputs(gm)
+        self._changed = [position[n] for n in changed if n in position]
+        fixed = {*weights, *self._changed}
+        self._others = [i for i in range(len(placeholders)) if i not in fixed]
         attributes = gm.graph.find_nodes(op="get_attr")
         self._attributes = [operator.attrgetter(path_of(n))(gm) for n in attributes]
-        position = {n: i for i, n in enumerate(placeholders)}
         held = dict(zip(attributes, self._attributes, strict=True))
+        self._changed_parts = [held[n] for n in changed if n in held]
         self._folded = [
             (module_of(n), [position.get(a, held.get(a)) for a in n.args])
             for n in gm.graph.find_nodes(op="call_module")
@@ -85,7 +88,9 @@ class Recordings:
                 self._drop(key)
                 return None
             self._known.move_to_end(key)
-            return known(args)
+            results = known(args)
+        note_changes([*(args[i] for i in self._changed), *self._changed_parts])
+        return results
 
     def try_on(self, args: Sequence[Any]) -> Callable[[], object] | None:
         """Records for these arguments at once; a call of that, if it computes what the graph does."""
@@ -99,7 +104,7 @@ class Recordings:
     def _key(self, args: Sequence[Any]) -> object | None:
         """What a recording is for; none if there can be none."""
         found: list[object] = [_torch.cuda_stream(self._index), _settings()]
-        for i in self._others:
+        for i in (*self._others, *self._changed):
             a = args[i]
             if not isinstance(a, torch.Tensor):
                 found.append((type(a), a))
@@ -107,7 +112,7 @@ class Recordings:
                 return None
             else:
                 found.append((a.shape, a.stride(), a.dtype))
-        found += [args[i].data_ptr() for i in self._weights]
+        found += [args[i].data_ptr() for i in (*self._weights, *self._changed)]
         found += [t.data_ptr() for t in self._attributes]
         try:
             hash(key := tuple(found))
@@ -136,11 +141,17 @@ class Recordings:
         return made
 
     def _record(self, args: Sequence[Any]) -> Recording | None:
+        changed = [*(args[i] for i in self._changed), *self._changed_parts]
+        if not fits(changed, self._index):
+            return None
+        before = State(changed, self._device)
         try:
-            return Recording(self._run, args, self._others, self._attributes, self._folds(args), self._index)
+            return Recording(self._run, args, self._others, self._attributes, self._folds(args), before)
         except (RuntimeError, ValueError) as e:
             log.info("the graph is not recorded as a CUDA graph: %s", e)
             return None
+        finally:
+            before.restore()
 
     def _drop(self, key: object) -> None:
         self._known.pop(key, None)
@@ -167,9 +178,11 @@ class Recording:
         others: Sequence[int],
         attributes: Sequence[Any],
         folded: Sequence[object],
-        index: int,
+        before: State,
     ) -> None:
+        """What the graph changes is as it was ``before``, and somebody makes it so again."""
         self.folded = folded
+        index = before.device.index or 0
         with torch.inference_mode(False), torch.no_grad():
             given = list(args)
             self._places = [i for i in others if isinstance(args[i], torch.Tensor)]
@@ -178,23 +191,28 @@ class Recording:
                 given[i] = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
             self._inputs = [given[i] for i in self._places]
             expected = pytree.tree_leaves(run(list(given)))
-            before = torch.cuda.memory_reserved(index)
+            after = State(before.tensors, before.device)
+            before.restore()
+            reserved = torch.cuda.memory_reserved(index)
             self._graph = CudaGraph(
                 index, lambda: run(list(given)), warm=lambda: run(list(given)), draws=False
             )
-            self.bytes = max(0, torch.cuda.memory_reserved(index) - before)
+            self.bytes = max(0, torch.cuda.memory_reserved(index) - reserved)
             self.bytes += sum(t.numel() * t.element_size() for t in self._inputs)
             results = pytree.tree_leaves(self._graph.results)
             theirs = {_storage(t) for t in (*given, *attributes) if isinstance(t, torch.Tensor)}
             if any(isinstance(r, torch.Tensor) and _storage(r) in theirs for r in results):
                 raise ValueError("a result shares memory with an input")
             self._results = CopiesOut(results)
+            before.restore()
             for ours, wanted in zip(self(args), expected, strict=True):
                 if isinstance(wanted, torch.Tensor):
                     if not isinstance(ours, torch.Tensor) or not agree(ours, wanted):
                         raise ValueError("recorded, it computes something else")
                 elif ours != wanted:
                     raise ValueError("recorded, it returns something else")
+            if not after.is_now():
+                raise ValueError("recorded, it changes tensors otherwise")
 
     def __call__(self, args: Sequence[Any]) -> list[object]:
         """The results, in memory of their own."""
@@ -208,6 +226,7 @@ class Recording:
 def why_not(gm: fx.GraphModule, device: torch.device) -> str:
     """Why a graph cannot be recorded; empty if nothing speaks against it."""
     fixed = {n for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+    changed = set(changed_inputs(gm))
     for node in gm.graph.nodes:
         if node.op == "call_module":
             module = module_of(node)
@@ -219,7 +238,7 @@ def why_not(gm: fx.GraphModule, device: torch.device) -> str:
         elif node.op == "call_function":
             if not is_torchs(node.target):
                 return f"nothing is known of {node.target}"
-            if changes_inputs(node):
+            if changes_inputs(node) and not changed <= fixed:
                 return f"{node.target} changes tensors in place"
             if draws_at(node):
                 return f"{node.target} draws random numbers"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .changes import note_changes
 from .cuda_graph import CopiesOut, CudaGraph
 
 Tensors = Sequence[torch.Tensor]
@@ -44,7 +45,11 @@ class RecordedStep:
         primals: Sequence[torch.Tensor],
         parameters: int,
         tangents: Sequence[torch.Tensor],
+        changed: Sequence[int] = (),
     ) -> None:
+        """``changed`` are those of the primals that a forward pass changes, all among the parameters. They
+        are changed here, too."""
+        self._changed = changed
         self._plain = (forward, backward)
         self._parameters = parameters
         self._addresses = [t.data_ptr() for t in primals[:parameters]]
@@ -107,6 +112,7 @@ class RecordedStep:
                 for place, given in zip(self._inputs, args[self._parameters :], strict=True):
                     place.copy_(given)
                 self._forward.replay()
+                note_changes([args[i] for i in self._changed])
                 turn = _Turn()
                 self._turn = weakref.ref(turn)
                 return self._copies.make(), [args[i] for i in self._watched], turn

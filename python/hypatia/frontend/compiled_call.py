@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -12,15 +13,18 @@ from torch import fx, nn
 
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.model_state import ChangesItselfError, Parts
+from ..capture.op_facts import changed_inputs
+from ..capture.records import path_of
 from ..capture.trace import Ranges
 from ..compiler.report import GraphReport
 from ..execute import choose
 from ..execute.agreement import agree
+from ..execute.changes import State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
 from ..options import Options
 from ..verifier.first_call import device_of, effects_of
-from ..verifier.reference import RandomState, changed_inputs, devices_of
+from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory
 from .flat_model import FlatModel
@@ -33,13 +37,28 @@ log = logging.getLogger(__name__)
 def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequence[object]) -> bool:
     """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
     random = RandomState(devices_of(inputs))
+    before = State(changed_tensors(captured, inputs), device_of(inputs))
     outline = model.outline()
     results = []
     with torch.no_grad():
         for call in (captured, model):
-            results.append(pytree.tree_leaves(call(*inputs)))
+            found = pytree.tree_leaves(call(*inputs))
+            # Results may lie in what is changed.
+            kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
+            results.append([*kept, *(t.clone() for t in before.tensors)])
+            before.restore()
             random.restore()
         return model.outline() == outline and len(results[0]) == len(results[1]) and all(map(agree, *results))
+
+
+def changed_tensors(gm: fx.GraphModule, leaves: Sequence[object]) -> list[torch.Tensor]:
+    """Inputs and buffers that a graph changes in place."""
+    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), leaves, strict=True))
+    found = [
+        operator.attrgetter(path_of(n))(gm) if n.op == "get_attr" else inputs.get(n)
+        for n in changed_inputs(gm)
+    ]
+    return [t for t in found if isinstance(t, torch.Tensor)]
 
 
 class CompiledCall:
@@ -139,7 +158,7 @@ class CompiledCall:
         if changed and self.signature.shared:
             log.info("the model runs as it is: it changes inputs, and some share memory")
             return
-        timed = not changed and not effects_of(found.original)
+        timed = not effects_of(found.original)
         checked = Options.parse(options).checksum_mode != "off"
         if checked and timed and not computes_the_same(found.original, self._flat, inputs):
             log.warning("the model runs as it is: what was captured of it computes something else")
@@ -199,6 +218,7 @@ class CompiledCall:
             plan.ranges = {place: (size.least, size.greatest) for place, size in self.open.items()}
         if timed:
             device, random = device_of(inputs), RandomState(devices_of(inputs))
+            before = State(changed_tensors(original, inputs), device)
             # Not with the caller's own containers, which the model may change.
             eager = model if self.plain else lambda *flat: self._flat.as_called(flat)
             forms = {"graph": lambda: kept(*inputs), "eager": lambda: eager(*inputs)}
@@ -208,6 +228,7 @@ class CompiledCall:
                 choice = choose.fastest(
                     forms, device, plan=plan, args=inputs, record=record if tensors else None
                 )
+            before.restore()
             random.restore()
             report.chose(choice)
             if choice.kept == "recording":

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
 from ..capture import source_names
-from ..capture.op_facts import changes, changes_inputs
+from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
 from ..execute.native import NativeGraph
@@ -25,7 +25,6 @@ from ..locks import COMPILING
 from ..options import Options
 from ..timeline import AUTOGRAD, REBUILD, stage
 from ..verifier.first_call import Guard
-from ..verifier.reference import changed_inputs
 
 __all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.op_facts import changed_inputs
 from ..capture.records import value_of
 from ..capture.trace import Ranges
 from ..errors import InputError
-from ..verifier.reference import changed_inputs
 
 _MOST = 2**62
 """A size without a bound."""

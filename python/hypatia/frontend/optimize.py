@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .._torch import pytree
 from ..capture.model_state import Reads, buffers_kept
-from ..capture.op_facts import changes_inputs, name_of
+from ..capture.op_facts import changed_inputs, changes_inputs, name_of
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
@@ -23,7 +23,7 @@ from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, device_of, effects_of
-from ..verifier.reference import RandomState, changed_inputs, devices_of
+from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .input_check import with_checked_inputs
 

@@ -19,6 +19,7 @@ from ..capture.trace import Ranges, distinct, exported
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
+from ..execute.changes import State
 from ..options import Options
 from ..verifier.first_call import device_of, effects_of
 from ..verifier.same_layout import lies_alike
@@ -27,7 +28,7 @@ from .dynamo import Pass
 from .dynamo import hypatia as backend
 from .flat_model import FlatModel
 from .structure_code import Finish, Take, taker
-from .train_dynamo import Step, laid_out, step_of
+from .train_dynamo import Step, laid_out, lifted, step_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,10 @@ class Trained:
         self._kinds = [trained_kind(t) for t in inputs]
         self._as_it_is = False
         self._waiting: list[Pass] = []
-        """Passes with open sizes that are compared with eager when they are verified."""
+        """Passes that are no step, which are compared with eager when they are verified."""
+        self._changes: list[int] = []
+        """Inputs that these change, by place, and buffers."""
+        self._buffers: list[torch.Tensor] = []
         if self.parts.hooked or not compiled:
             return
         try:
@@ -122,7 +126,7 @@ class Trained:
         _check_gradients(passes, wanted)
         self._run = run
         self.step = step_of(gm, inputs, passes) if dynamic is None else None
-        if self.step is not None and not self.step.random:
+        if self.step is not None and not self.step.random and not self.step.changed:
             self.step.again = lambda again: list(flat(*again))
         if self.step is not None and any(t.is_cuda for t in inputs):
             self.step.in_caller = Options.parse(options).backward_in_caller
@@ -133,9 +137,13 @@ class Trained:
             # By torch.compile the same would be wrong.
             log.info("the model trains as it is: %s", why)
             self._run, self.step, self._as_it_is = None, None, True
-        elif dynamic is not None and not any(i.mutates_data for i in passes[0].metadata.input_info):
-            # What changes its inputs or buffers would do so again.
-            self._waiting = passes
+        elif self.step is None:
+            buffers = lifted(gm)
+            changes = _changed(passes, len(buffers) + len(inputs))
+            if changes is not None:
+                self._waiting = passes
+                self._buffers = [buffers[i] for i in changes if i < len(buffers)]
+                self._changes = [i - len(buffers) for i in changes if i >= len(buffers)]
 
     def _lies_alike(self, inputs: tuple[torch.Tensor, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
@@ -152,6 +160,7 @@ class Trained:
 
     def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
+        before = step.state(device_of(leaves))
         with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
             forms = step.forms(leaves)
             if not forms:
@@ -159,14 +168,21 @@ class Trained:
             leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
             calls = {name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()}
             kept, (step.times, step.apart) = self._fastest(calls, leaves)
+        before.restore()
         step.passes, step.settled = forms.get(kept, step.passes), True
 
     def _compare(self, run: Callable[..., Any], leaves: Sequence[Any]) -> None:
-        """Keeps passes with open sizes, or eager if that is faster."""
+        """Keeps passes that are no step, or eager if that is faster."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return
         self._waiting = []
+        before = State([*self._buffers, *(leaves[i] for i in self._changes)], device_of(leaves))
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-        with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
-            self._fastest({"plain": lambda: run(*leaves)}, leaves)
+        try:
+            with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
+                self._fastest({"plain": lambda: run(*leaves)}, leaves)
+        finally:
+            before.restore()
 
     def _fastest(self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[Any]) -> choose.Choice:
         """Times training steps beside eager's, which is remembered if it is the fastest."""
@@ -270,6 +286,16 @@ def _open_examples(gm: fx.GraphModule, ranges: Ranges) -> tuple[FakeTensorMode, 
     if not ranges or mode is None or mode.shape_env is None:
         raise UnsupportedError("sizes cannot be left open")
     return mode, examples
+
+
+def _changed(passes: Sequence[Pass], count: int) -> list[int] | None:
+    """Which of so many inputs of the forward graph are changed; none if it is not known."""
+    known = next((p.metadata for p in passes if p.kind != "backward"), None)
+    if known is None or len(known.input_info) != count:
+        return None
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in known.input_info):
+        return None
+    return [i for i, info in enumerate(known.input_info) if info.mutates_data]
 
 
 def _why_not(gm: fx.GraphModule, passes: Sequence[Pass]) -> str:

@@ -7,6 +7,7 @@ change and results that are views, most models do not need; those run by the fun
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from .. import _native, _torch
 from ..capture.op_facts import draws
 from ..capture.records import value_of
 from ..execute.agreement import agree
+from ..execute.changes import State, note_changes
 from ..execute.native import NativeGraph
 from ..execute.train_step import Backward, Forward, Gradients, RecordedStep, Tensors
 from .dynamo import Pass
@@ -77,18 +79,21 @@ def _differentiable(
     inputs = ctx.saved_tensors[: ctx.step.inputs]
     primals = [*ctx.step.parameters, *inputs]
     results = again(inputs)
-    wanted = [t for t in primals if t.requires_grad]
+    # Weights may be tied: of a tensor that is given twice, the first one has the whole gradient.
+    first = {id(t): i for i, t in reversed([*enumerate(primals)]) if t.requires_grad}
+    wanted = [t for i, t in enumerate(primals) if first.get(id(t)) == i]
     outputs = [(results[i], tangents[i]) for i in ctx.step.wanted]
     found = iter(
         torch.autograd.grad(
             [r for r, _ in outputs], wanted, [t for _, t in outputs], create_graph=True, allow_unused=True
         )
     )
-    return (None, *[next(found) if t.requires_grad else None for t in primals])
+    return (None, *[next(found) if first.get(id(t)) == i else None for i, t in enumerate(primals)])
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
-"""Gradients of gradients are an error that says so: the model draws random numbers, and would draw others."""
+"""Gradients of gradients are an error that says so: the model draws random numbers, and would draw others, or
+changes buffers, and would change them again."""
 
 _apply = super(torch.autograd.Function, _Function).apply
 """Without what PyTorch does for its function transforms, which are not active here."""
@@ -98,9 +103,16 @@ class Step:
     """A model's training step: called with its inputs, it returns results that know their gradients."""
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], forward: Pass, backward: Pass, results: Sequence[Any]
+        self,
+        parameters: Sequence[torch.Tensor],
+        forward: Pass,
+        backward: Pass,
+        results: Sequence[Any],
+        changed: Sequence[int] = (),
     ) -> None:
         self.parameters = parameters
+        self.changed = changed
+        """Buffers that the forward pass changes, as places among the parameters."""
         self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
         self.again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
@@ -150,8 +162,10 @@ class Step:
             return {}
         self.passes = self._as_they_are(forward, backward)
         forms = {"plain": self.passes}
-        if not any(t.is_cuda for t in inputs):
+        on_device = next((t.device for t in inputs if t.is_cuda), None)
+        if on_device is None:
             return forms
+        before = self.state(on_device)
         primals = [t.detach() for t in (*self.parameters, *inputs)]
         first, last = _native_form(forward), _native_form(backward)
         with torch.no_grad():
@@ -167,7 +181,11 @@ class Step:
                 # Torch's ops, where its kernels are the faster ones.
                 torchs = self._as_they_are(*[_by_torch(f) for f in (forward, backward)])
                 self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
-            return _right(forms, primals, tangents)
+            return _right(forms, primals, tangents, before)
+
+    def state(self, device: torch.device) -> State:
+        """What a forward pass changes, as it is now."""
+        return State([self.parameters[i] for i in self.changed], device)
 
     def by(self, passes: Passes, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model by these passes, and by them from now on."""
@@ -175,7 +193,7 @@ class Step:
         return self(inputs)
 
     def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
-        step = RecordedStep(*passes, primals, len(self.parameters), tangents)
+        step = RecordedStep(*passes, primals, len(self.parameters), tangents, self.changed)
         return Passes(step.forward, step.backward)
 
     def _add(self, forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
@@ -197,14 +215,19 @@ def _by_torch(forward: Run) -> Run:
 
 
 def _right(
-    forms: dict[str, Passes], primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+    forms: dict[str, Passes],
+    primals: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    before: State,
 ) -> dict[str, Passes]:
-    """The forms whose results and gradients are those of the first."""
+    """The forms whose results, gradients and changes are those of the first, with the same random numbers."""
     expected: list[object] | None = None
     right: dict[str, Passes] = {}
     for name, passes in forms.items():
+        before.restore()
         results, saved, besides = passes.forward(list(primals))
-        got: list[object] = [*results, *passes.backward(saved, besides, list(tangents))]
+        changes = [t.clone() for t in before.tensors]
+        got: list[object] = [*results, *passes.backward(saved, besides, list(tangents)), *changes]
         expected = got if expected is None else expected
         pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
         if all(isinstance(a, torch.Tensor) and agree(a, b) for a, b in pairs):
@@ -212,6 +235,7 @@ def _right(
         else:
             # Where an input of a ReLU is nearly zero, another order of sums decides otherwise.
             log.info("a %s training step has other gradients than the plain one; it is not used", name)
+    before.restore()
     return right
 
 
@@ -229,10 +253,12 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
     def run(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, int]:
         outputs = None
         if not _torch.dispatch_mode_count():
-            outputs = first(ours.lead(), *ours.given(args))
+            given = ours.given(args)
+            outputs = first(ours.lead(), *given)
         if outputs is None:
             returned = forward(args)
             return returned[:count], returned[count:], 0
+        note_changes([given[i] for i in ours.changes])
         returned = forward.finished(outputs)
         return returned[:count], returned[count:], len(pairs)
 
@@ -254,11 +280,16 @@ def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -
         return None
     forward, backward = (passes[kinds.index(k)] for k in ("forward", "backward"))
     about = forward.metadata
-    parameters = _lifted(gm)
+    parameters = lifted(gm)
     given = forward.graph.find_nodes(op="placeholder")
     if about is None or not _is_plain(about) or len(given) != len(parameters) + len(inputs):
         return None
-    if len({id(t) for t in (*parameters, *inputs)}) != len(given):
+    # Weights may be tied, but nothing else may be given twice.
+    tied = {id(t) for t in parameters}
+    if len(tied | {id(t) for t in inputs}) != len(tied) + len(inputs):
+        return None
+    changed = _changed(about, parameters)
+    if changed is None:
         return None
     for node, tensor in zip(given, (*parameters, *inputs), strict=True):
         value = value_of(node)
@@ -273,6 +304,9 @@ def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -
         results
     ):
         return None
+    if any(given[i] in kept for i in changed):
+        # A backward pass would find other values there after a second forward pass.
+        return None
     wanted = sum(r.requires_grad for r in results)
     taken = [n.name for n in backward.graph.find_nodes(op="placeholder")]
     if taken[: len(kept)] != [n.name for n in kept] or len(taken) != len(kept) + wanted:
@@ -280,14 +314,13 @@ def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -
     (gradients,) = backward.graph.find_nodes(op="output")
     if len(gradients.args[0]) != len(given):
         return None
-    return Step(parameters, forward, backward, results)
+    return Step(parameters, forward, backward, results, changed)
 
 
 def _is_plain(about: Any) -> bool:
-    """Whether no input changes, no result is a view, and nothing but tensors is kept."""
+    """Whether no input changes but in the graph, no result is a view, and nothing but tensors is kept."""
     none = (
         "num_mutated_inp_runtime_indices",
-        "num_mutated_graph_handled_indices",
         "num_outputs_aliased",
         "num_intermediate_bases",
         "num_symints_saved_for_bw",
@@ -299,7 +332,18 @@ def _is_plain(about: Any) -> bool:
     return not any(getattr(about, name, 0) for name in gone) and not about.tokens
 
 
-def _lifted(gm: fx.GraphModule) -> list[torch.Tensor]:
+def _changed(about: Any, parameters: Sequence[torch.Tensor]) -> list[int] | None:
+    """Buffers that the forward graph changes, as places among the parameters; none if it changes anything
+    that is an input, has gradients or is there twice."""
+    found = [i for i, info in enumerate(about.input_info) if info.mutates_data or info.mutates_metadata]
+    if found and (found[-1] >= len(parameters) or any(about.input_info[i].mutates_metadata for i in found)):
+        return None
+    times = Counter(id(t) for t in parameters)
+    alone = all(times[id(parameters[i])] == 1 and not parameters[i].requires_grad for i in found)
+    return found if alone else None
+
+
+def lifted(gm: fx.GraphModule) -> list[torch.Tensor]:
     """Parameters and buffers in the order in which AOTAutograd lifts them."""
     named = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
     return [t for _, t in named]

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._torch import disable_current_modes, pytree
+from ..capture.op_facts import changed_inputs
 from ..capture.records import path_of
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
@@ -20,7 +21,7 @@ from ..compiler.report import Check, Removed
 from ..timeline import CALL, stage
 from .compare import Comparer, References, gradients
 from .memory import memory_allowed
-from .reference import RandomState, changed_inputs, devices_of
+from .reference import RandomState, devices_of
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,16 @@ class Trial:
                 with quietly():
                     copies[node] = buffer.clone()
                     buffer.copy_(self.before[node])
+
+    def undo(self) -> None:
+        """Makes what the graph changes, and random numbers, as they were before anything ran."""
+        values = {**dict(zip(self.order, self.inputs, strict=True)), **self.attributes}
+        for node, before in self.before.items():
+            tensor = values[node]
+            if isinstance(tensor, torch.Tensor):
+                with disable_current_modes(), torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(before)
+        self.random.restore()
 
     def _unchecked(self, results: object, error: BaseException) -> Attempt:
         log.warning("not verified: out of memory (%s)", error)

@@ -138,8 +138,11 @@ class Guard:
             trial.random.restore()
             return self._as_captured().forward(inputs) if call else None
         seconds = time.perf_counter() - start - trial.seconds
-        if call and not failed and not trial.changed:
-            form = self._fastest(trial, form)
+        if call and not failed:
+            try:
+                form = self._fastest(trial, form)
+            finally:
+                trial.undo()
         self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
             self._warn(removed, trial.first)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, pytree
-from ..capture.op_facts import changes, changes_inputs, draws, is_torchs, name_of
+from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, is_torchs, name_of
 from ..capture.records import module_of, value_of
 from ..timeline import EAGER, WIDE, stage
 
@@ -123,19 +123,6 @@ class Script:
             )
             for i, n in enumerate(calls)
         ]
-
-
-def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
-    """Inputs that the graph changes in place."""
-    found: dict[fx.Node, None] = {}
-    for node in gm.graph.nodes:
-        if changes_inputs(node):
-            schema = node.target._schema.arguments
-            for i, argument in enumerate(schema):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-                    found.update(dict.fromkeys(_nodes_in(value)))
-    return list(found)
 
 
 class Stream:

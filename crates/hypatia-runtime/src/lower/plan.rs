@@ -17,7 +17,7 @@ mod results;
 mod slopes;
 mod views;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::{Id, Language};
 use hypatia_core::ir::node::Op;
@@ -75,6 +75,8 @@ pub struct Wish {
     pub keep: Vec<usize>,
     /// Inputs whose masks are inputs, too, after all others; see [`Lowered::masks`].
     pub masked: Vec<usize>,
+    /// Captured calls that could write into their first operand instead of a copy of it.
+    pub in_place: BTreeSet<String>,
     /// The devices that it may be made for; the program's tensors say which of them it is.
     #[serde(skip)]
     pub devices: &'static [Registered],
@@ -179,6 +181,8 @@ struct Lowering<'a> {
     pointwise: Vec<bool>,
     /// Steps that do nothing but mask a gradient.
     gates: Vec<Gate>,
+    /// Calls that change an input themselves, and that input.
+    in_place: FxHashMap<Id, Id>,
     /// The region that is made may put parts together, which it can do once.
     may_join: bool,
 }
@@ -228,7 +232,9 @@ impl<'a> Lowering<'a> {
             calls: vec![],
             tails: FxHashMap::default(),
             gates: vec![],
+            in_place: FxHashMap::default(),
         };
+        lowering.in_place = lowering.changing_in_place();
         for id in program.reachable() {
             lowering.pointwise[usize::from(id)] = lowering.is_pointwise(id);
         }
@@ -428,6 +434,7 @@ impl<'a> Lowering<'a> {
                     self.place.insert(id, view);
                     Ok(())
                 }
+                None if self.in_place.contains_key(&id) => self.run_in_place(id),
                 None => self.torch(id),
             },
         }

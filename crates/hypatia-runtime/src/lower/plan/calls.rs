@@ -28,6 +28,8 @@ pub struct TorchCall {
     pub operands: Vec<CallOperand>,
     /// Which of its results are written, where not all are.
     pub kept: Option<Vec<usize>>,
+    /// It is called in the form that changes its first operand.
+    pub in_place: bool,
 }
 
 /// An operand of a call.
@@ -108,6 +110,7 @@ impl Lowering<'_> {
             args,
             operands,
             kept: if odd || types.is_empty() { Some(kept) } else { None },
+            in_place: false,
         });
         Ok(())
     }

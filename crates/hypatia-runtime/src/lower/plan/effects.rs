@@ -4,6 +4,7 @@ use egg::{Id, Language};
 use hypatia_core::emit::emit_node;
 use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Opaque;
+use rustc_hash::FxHashMap;
 
 use super::{CallOperand, Lowering, TorchCall, no_plan};
 use crate::error::Result;
@@ -69,12 +70,80 @@ impl Lowering<'_> {
         }
     }
 
-    /// The last steps, which change inputs; their places among the plan's inputs.
+    /// Calls that can change an input themselves: nothing but `copy_` reads what they return back into it, and
+    /// nobody else reads what it was before.
+    pub(super) fn changing_in_place(&self) -> FxHashMap<Id, Id> {
+        let effects = &self.program.node(self.program.root).children[self.results..];
+        let written = effects.iter().filter_map(|id| {
+            let copies = self.opaque(*id).is_some_and(|o| o.target == "aten.copy_.default");
+            let [input, call, ..] = self.program.node(*id).children[..] else {
+                return None;
+            };
+            let named = self.opaque(call).is_some_and(|o| self.wish.in_place.contains(&o.name));
+            let itself = self.program.node(call).children.first() == Some(&input);
+            let alone = matches!(self.program.node(input).op, Op::Input(_)) && self.uses[usize::from(input)] == 2;
+            let alike = self.program.ty(input) == self.program.ty(call) && !self.source.weight[usize::from(call)];
+            (copies && named && itself && alone && alike && !self.wish.saved).then_some((call, input))
+        });
+        written.collect()
+    }
+
+    /// Whether a change of an input was made by the call whose result it copies.
+    fn is_made(&self, id: Id) -> bool {
+        let children = &self.program.node(id).children;
+        matches!(children[..], [input, call, ..] if self.in_place.get(&call) == Some(&input))
+    }
+
+    /// A call that writes into an input; who reads its result reads that input.
+    pub(super) fn run_in_place(&mut self, id: Id) -> Result<()> {
+        let children = self.program.node(id).children.clone();
+        let input = self.changed(children[0])?;
+        let opaque = self.opaque(id).cloned();
+        let (mut reads, operands) = self.call_reads(id, opaque.as_ref())?;
+        if let Some(CallOperand::Tensor(first)) = operands.first() {
+            reads[*first] = input.clone();
+        }
+        self.call_for_change(id, reads, operands, true)?;
+        self.place.insert(id, input);
+        Ok(())
+    }
+
+    /// A step that writes nothing but what it changes.
+    fn call_for_change(
+        &mut self,
+        id: Id,
+        reads: Vec<Operand>,
+        operands: Vec<CallOperand>,
+        in_place: bool,
+    ) -> Result<()> {
+        let emitted = emit_node(self.program, id)?;
+        let name = self.opaque(id).map_or_else(String::new, |o| o.target.clone());
+        self.plan.steps.push(Task::Torch(TorchStep {
+            name,
+            call: self.calls.len(),
+            reads,
+            writes: vec![],
+        }));
+        self.calls.push(TorchCall {
+            origin: emitted.origin,
+            target: emitted.target,
+            args: vec![],
+            operands,
+            kept: Some(vec![]),
+            in_place,
+        });
+        Ok(())
+    }
+
+    /// The last steps, which change inputs; places of all inputs that are changed among the plan's inputs.
     pub(super) fn change(&mut self, order: &[Id]) -> Result<Vec<usize>> {
         let mut calls = vec![];
         let mut changed = vec![];
+        for input in self.in_place.clone().into_values() {
+            changed.push(self.changed(input)?.value);
+        }
         let last: Vec<Id> = (order.iter().copied())
-            .filter(|id| self.changes_operands(*id))
+            .filter(|id| self.changes_operands(*id) && !self.is_made(*id))
             .collect();
         for id in last {
             let opaque = self.opaque(id).cloned();
@@ -100,21 +169,7 @@ impl Lowering<'_> {
             }
         }
         for (id, reads, operands, _) in calls {
-            let emitted = emit_node(self.program, id)?;
-            let name = self.opaque(id).map_or_else(String::new, |o| o.target.clone());
-            self.plan.steps.push(Task::Torch(TorchStep {
-                name,
-                call: self.calls.len(),
-                reads,
-                writes: vec![],
-            }));
-            self.calls.push(TorchCall {
-                origin: emitted.origin,
-                target: emitted.target,
-                args: vec![],
-                operands,
-                kept: Some(vec![]),
-            });
+            self.call_for_change(id, reads, operands, false)?;
         }
         let inputs = self.plan.inputs.iter().enumerate();
         Ok(inputs.filter(|(_, v)| changed.contains(v)).map(|(at, _)| at).collect())

@@ -1,0 +1,185 @@
+"""Plans with calls into torch, recorded as CUDA graphs.
+
+Inputs are copied in and results out. What a plan changes is used where the caller has it, so that a
+recording is for these addresses; at others the plan runs, until these come again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from .. import _native, _torch
+from ..capture.layout import same_strides
+from .agreement import agree
+from .changes import State, fits
+from .cuda_graph import EVICTED, CudaGraph, Room
+
+log = logging.getLogger(__name__)
+
+AFTER = 3
+"""At which call a plan is recorded, at other sizes than the first or at new addresses of what it changes."""
+
+Tensors = tuple[torch.Tensor, ...]
+Addresses = tuple[int, ...]
+
+
+class Recorded:
+    """A bound plan and its recordings, by the addresses of what it changes."""
+
+    def __init__(
+        self,
+        bound: _native.BoundCudaPlan,
+        device: torch.device,
+        inputs: Tensors,
+        room: Room,
+        changes: Sequence[int] = (),
+    ) -> None:
+        """Its memory counts in the ``room`` of all plans of the graph; the first is recorded at once, unless
+        it ``changes`` some of its inputs: a first call is checked on copies of those."""
+        self.bound = bound
+        self.device = device
+        self.index = index = device.index or 0
+        self._changes = tuple(changes)
+        self._lock = threading.Lock()
+        self._stream = _torch.cuda_stream(index)
+        self._room = room
+        self._known: OrderedDict[Addresses, _Recording] = OrderedDict()
+        self._seen: Counter[Addresses] = Counter()
+        self._evicted = 0
+        weakref.finalize(self, _leave_all, room, id(self), self._known).atexit = False
+        if room.is_empty() and not changes:
+            self._record((), inputs)
+
+    def __call__(self, stream: int, *inputs: torch.Tensor) -> Tensors | None:
+        """The results; none if the plan is not for these inputs."""
+        if stream != self._stream or torch.cuda.is_current_stream_capturing():
+            return self.bound(stream, *inputs)
+        key = tuple([inputs[i].data_ptr() for i in self._changes]) if self._changes else ()
+        known = self._known.get(key)
+        if known is None:
+            return self._run_and_record(key, stream, inputs)
+        if not self.bound.current() or not known.accepts(inputs):
+            return None
+        with self._lock, torch.no_grad():
+            return known(inputs)
+
+    def _run_and_record(self, key: Addresses, stream: int, inputs: Tensors) -> Tensors | None:
+        """Runs the plan, and records it where it was called so often before."""
+        with self._lock:
+            if len(self._seen) > 1024:
+                self._seen.clear()
+            self._seen[key] += 1
+            changed = [inputs[i] for i in self._changes]
+            if self._seen[key] != AFTER or self._evicted > EVICTED or not fits(changed, self.index):
+                return self.bound(stream, *inputs)
+            before = State(changed, self.device)
+            results = self.bound(stream, *inputs)
+            if results is None:
+                return None
+            after = State(changed, self.device)
+            # Runs before a recording change what the plan changes, and draw random numbers.
+            before.restore()
+            recording = self._record(key, inputs)
+            before.restore()
+            if recording is not None and not self._is_right(recording, inputs, results, after):
+                log.warning("a recorded plan computes something else than the plan; it is not used")
+                self._drop(key)
+            after.restore()
+            return results
+
+    def _is_right(self, recording: _Recording, inputs: Tensors, expected: Tensors, after: State) -> bool:
+        with torch.no_grad():
+            results = recording(inputs)
+        return after.is_now() and all(agree(a, b) for a, b in zip(results, expected, strict=True))
+
+    def _record(self, key: Addresses, inputs: Tensors) -> _Recording | None:
+        if not self._room.has():
+            if not self._known:
+                return None
+            self._drop(next(iter(self._known)))
+        try:
+            made = _Recording(self.bound, self.device, inputs, self._changes)
+        except (RuntimeError, _native.HypatiaError) as e:
+            log.info("the plan is not recorded as a CUDA graph: %s", e)
+            return None
+        if not self._room.take((id(self), key), made.bytes):
+            return None
+        self._known[key] = made
+        return made
+
+    def _drop(self, key: Addresses) -> None:
+        self._known.pop(key, None)
+        self._room.leave((id(self), key))
+        self._seen.pop(key, None)
+        self._evicted += 1
+
+    def current(self) -> bool:
+        """Whether the weights are as they were."""
+        return self.bound.current()
+
+    def refusal(self, *inputs: torch.Tensor) -> str:
+        """Why the plan does not run on these inputs."""
+        return self.bound.refusal(*inputs)
+
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of the values in between, and of packed weights."""
+        return self.bound.bytes()
+
+    def kinds(self) -> list[str]:
+        """How each linear layer is computed."""
+        return self.bound.kinds()
+
+
+class _Recording:
+    """A plan as a CUDA graph."""
+
+    def __init__(
+        self, bound: _native.BoundCudaPlan, device: torch.device, inputs: Tensors, changes: Sequence[int]
+    ) -> None:
+        index = device.index or 0
+        self._kinds = [(t.shape, t.dtype, t.device) for t in inputs]
+        self._places = [i for i in range(len(inputs)) if i not in changes]
+        self._like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
+        # Nothing here keeps the memory of what is changed: its owner gives it at every call.
+        given = list(inputs)
+
+        def run() -> Tensors:
+            results = bound(_torch.cuda_stream(index), *given)
+            if results is None:
+                raise RuntimeError(f"the plan does not run: {bound.refusal(*given)}")
+            return results
+
+        with torch.inference_mode(False), torch.no_grad():
+            for i in self._places:
+                t = inputs[i]
+                given[i] = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+            self._inputs = [given[i] for i in self._places]
+            before = torch.cuda.memory_reserved(index)
+            self._graph = CudaGraph(index, run, warm=run)
+        self.bytes = sum(t.numel() * t.element_size() for t in self._inputs)
+        self.bytes += max(0, torch.cuda.memory_reserved(index) - before)
+
+    def accepts(self, inputs: Tensors) -> bool:
+        """Whether these inputs are like those that it was recorded for."""
+        return [(t.shape, t.dtype, t.device) for t in inputs] == self._kinds and all(
+            like.stride() == given.stride() or same_strides(given, like)
+            for like, given in zip(self._like, inputs, strict=True)
+        )
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """The results, in memory of their own."""
+        for kept, i in zip(self._inputs, self._places, strict=True):
+            kept.copy_(inputs[i])
+        self._graph.replay()
+        return tuple(r.clone() for r in self._graph.results)
+
+
+def _leave_all(room: Room, owner: int, known: dict[Addresses, _Recording]) -> None:
+    for key in known:
+        room.leave((owner, key))
