@@ -110,13 +110,11 @@ def test_a_constant_mask_that_says_nothing_is_left_out(entry: str, mask: Mask, f
     with torch.no_grad():
         found, reports = _run(entry, model, x)
         torch.testing.assert_close(found, model(x), equal_nan=True)
-        other = torch.randn(2, 12, 32)
     told = [line for r in reports for line in r.masks]
     assert told == ([f"constant mask of 1 attention calls: {form}"] if form else [])
     assert all(("  masks     " in str(r)) == bool(form) for r in reports)
     if form:
         assert not any("arange" in str(n.target) for r in reports for n in r.after.nodes)
-    del other
 
 
 @pytest.mark.parametrize("mask", [_true, _later, _window])
@@ -158,3 +156,23 @@ def test_a_wrong_mask_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad(), pytest.warns(hypatia.VerificationWarning, match="pass 'constant masks'"):
         compiled = hypatia.compile(model, x)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("mask", [_true, _later])
+def test_results_lie_in_memory_as_with_the_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernels with a mask and without return other strides; here torch is told that these differ."""
+    from hypatia.capture import constant_masks
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(2, 12, 4, 8).transpose(1, 2).contiguous()
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask(x)) + 1
+
+    monkeypatch.setattr(constant_masks, "_strides", lambda _: (384, 8, 32, 1))
+    x = torch.randn(2, 12, 32)
+    with torch.no_grad():
+        found, reports = _run("backend", attend, x)
+        expected = attend(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert [bool(r.masks) for r in reports] == [True]

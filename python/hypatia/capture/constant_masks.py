@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .._torch import OpOverload, TorchDispatchMode, disable_current_modes, make_graph_module, pytree
+from .._torch import (
+    OpOverload,
+    TorchDispatchMode,
+    detect_fake_mode,
+    disable_current_modes,
+    make_graph_module,
+    pytree,
+)
 from .op_facts import changes, draws, name_of
 from .records import value_of
 
@@ -39,8 +46,11 @@ class _Attention(NamedTuple):
     key: torch.Tensor
 
 
-def simplified(gm: fx.GraphModule) -> list[str]:
-    """Takes constant masks that are not needed out of a graph, in place; says what was done."""
+def simplified(gm: fx.GraphModule, *, lying_alike: bool = True) -> list[str]:
+    """Takes constant masks that are not needed out of a graph, in place; says what was done.
+
+    With ``lying_alike`` what attention returns lies in memory as before, whichever kernel computes it.
+    """
     found = [a for n in gm.graph.nodes if (a := _attention(n)) is not None]
     if not found:
         return []
@@ -55,11 +65,8 @@ def simplified(gm: fx.GraphModule) -> list[str]:
                 values[call.mask] = _computed(call.mask, needed) if steady else None
             value = values[call.mask]
             form = "" if value is None else _form(value, call)
-            if form:
-                _set(call.node, call.name, None)
+            if form and _leave_out(call, causal=form == _CAUSAL, lying_alike=lying_alike):
                 done[form] += 1
-            if form == _CAUSAL:
-                _set(call.node, "is_causal", True)
     if done:
         _drop_unread(gm.graph, [call.mask for call in found])
     return [f"constant mask of {n} attention calls: {form}" for form, n in done.items()]
@@ -77,7 +84,8 @@ def without_masks(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str]]:
     graph.set_codegen(gm.graph._codegen)
     copy = make_graph_module(gm, graph)
     copy.meta = dict(gm.meta)
-    done = simplified(copy)
+    # When the graph is rebuilt, results get the strides that values have here.
+    done = simplified(copy, lying_alike=False)
     return (copy, done) if done else (gm, [])
 
 
@@ -132,6 +140,42 @@ def _attention(node: fx.Node) -> _Attention | None:
     if not all(isinstance(n, fx.Node) and _is_closed(value_of(n)) for n in (mask, query, key)):
         return None
     return _Attention(node, name, mask, value_of(query), value_of(key))
+
+
+def _leave_out(call: _Attention, *, causal: bool, lying_alike: bool) -> bool:
+    """Calls attention without its mask, if what it returns can lie in memory as before."""
+    node, value = call.node, value_of(call.node)
+    args, kwargs = node.args, node.kwargs
+    _set(node, call.name, None)
+    if causal:
+        _set(node, "is_causal", True)
+    if not lying_alike:
+        return True
+    strides = _strides(node)
+    if strides == value.stride():
+        return True
+    if strides is None or not value.is_contiguous():
+        node.args, node.kwargs = args, kwargs
+        return False
+    with node.graph.inserting_after(node):
+        alike = node.graph.call_method("contiguous", (node,))
+    alike.meta = dict(node.meta)
+    node.replace_all_uses_with(alike, delete_user_cb=lambda user: user is not alike)
+    return True
+
+
+def _strides(node: fx.Node) -> tuple[int, ...] | None:
+    """The strides of what a call returns, if torch can tell."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+    mode = detect_fake_mode(pytree.tree_leaves((args, kwargs)))
+    if mode is None:
+        return None
+    try:
+        with mode:
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:
+        return None
+    return result.stride() if isinstance(result, torch.Tensor) else None
 
 
 def _set(node: fx.Node, name: str, value: object) -> None:
