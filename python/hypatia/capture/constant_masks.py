@@ -110,7 +110,7 @@ def _form(mask: torch.Tensor, call: _Attention) -> str:
             return ""
     if bool(seen.all()):
         return _ALL
-    # Torch aligns the flag with the first query and the first key; kernels differ where these differ in number.
+    # Torch aligns the flag with the first query and the first key, which not all kernels do.
     if rows == keys and mask.shape[-2:] == (rows, keys):
         lower = torch.ones(rows, keys, dtype=torch.bool, device=mask.device).tril()
         if bool((seen == lower).all()):
@@ -132,14 +132,15 @@ def _attention(node: fx.Node) -> _Attention | None:
         names = tuple(a.name for a in schema)
     else:
         return None
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if given.get("dropout_p", 0.0) != 0.0 or given.get("is_causal", False) is not False:
         return None
     name = next(n for n in _MASKS if n in names)
-    mask, query, key = given.get(name), given["query"], given["key"]
-    if not all(isinstance(n, fx.Node) and _is_closed(value_of(n)) for n in (mask, query, key)):
+    read = [given.get(n) for n in (name, "query", "key")]
+    nodes = [n for n in read if isinstance(n, fx.Node) and _is_closed(value_of(n))]
+    if len(nodes) != len(read):
         return None
-    return _Attention(node, name, mask, value_of(query), value_of(key))
+    return _Attention(node, name, nodes[0], value_of(nodes[1]), value_of(nodes[2]))
 
 
 def _leave_out(call: _Attention, *, causal: bool, lying_alike: bool) -> bool:
@@ -178,7 +179,7 @@ def _strides(node: fx.Node) -> tuple[int, ...] | None:
     return result.stride() if isinstance(result, torch.Tensor) else None
 
 
-def _set(node: fx.Node, name: str, value: object) -> None:
+def _set(node: fx.Node, name: str, value: bool | None) -> None:
     names = [a.name for a in node.target._schema.arguments] if isinstance(node.target, OpOverload) else _SDPA
     place = names.index(name)
     if place < len(node.args):
@@ -206,7 +207,7 @@ def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _changed(graph: fx.Graph) -> set[fx.Node]:
-    """What calls of ops that change tensors may change: all that these are made of, since they may be views."""
+    """What ops that change tensors may change: all that these are made of, since they may be views."""
     return _ancestors([read for n in graph.nodes if changes(n.target) for read in n.all_input_nodes])
 
 
