@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import warnings
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.execute import native, timing
+from hypatia.frontend.dynamo import collecting
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
@@ -196,6 +198,45 @@ def check_attention_at_odd_places() -> None:
     with torch.no_grad():
         for ours, theirs in zip(compiled(x), model(x), strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+class Masked(nn.Module):
+    """Self-attention with a mask that is made at every call, as transformers make theirs when traced."""
+
+    def __init__(self, later: bool) -> None:
+        super().__init__()
+        self.later = later
+        self.project = nn.Linear(256, 768)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Four heads."""
+        b, n, d = x.shape
+        places = torch.arange(n, device=x.device)
+        mask = places[None, None, :, None] >= (places[None, None, None, :] if self.later else 0)
+        q, k, v = (t.view(b, n, 4, 64).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(b, 1, n, n))
+        return out.transpose(1, 2).reshape(b, n, d)
+
+
+def check_constant_masks() -> str:
+    """A mask that says nothing is left out, by both entries, and what attention returns lies as before."""
+    told: dict[str, None] = {}
+    for later, dtype, n in itertools.product((False, True), (torch.bfloat16, torch.float32), (64, 61)):
+        torch.manual_seed(0)
+        model = Masked(later).cuda().to(dtype).eval()
+        x = torch.randn(2, n, 256, device="cuda").to(dtype)
+        compiled = _compiled(model, x)
+        torch._dynamo.reset()
+        with torch.no_grad(), collecting() as reports:
+            through = torch.compile(model, backend="hypatia")
+            for call in (compiled, through):
+                for _ in range(3):
+                    _assert_right(call(x), model, x)
+                    assert call(x).stride() == model(x).stride()
+        for report in (*compiled.reports, *reports):
+            assert report.masks, report
+            told.update(dict.fromkeys(report.masks))
+    return "; ".join(told)
 
 
 def check_recording_of_the_users() -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 from typing import Any
 
 import torch
+from test_plans import _compiled
+from torch import nn
 from torch.nn import functional as F
 
 from hypatia import _native
@@ -163,6 +166,31 @@ def check_residuals() -> str:
         _case(name, kind, (False, True), (64, 256, 784), residual=True)
         done += 1
     return f"{done} right"
+
+
+def check_odd_columns() -> str:
+    """Rows that are no multiple of 16 bytes, of sequences, with a bias and without; parts have fewer rows."""
+    kinds: collections.Counter[str] = collections.Counter()
+    columns, rows = (1030, 2047, 4099, 30522), ((2, 256), (3, 171), (512,))
+    for dtype, n, shape, bias in itertools.product(
+        (torch.bfloat16, torch.float16), columns, rows, (True, False)
+    ):
+        torch.manual_seed(0)
+        model = nn.Linear(512, n, bias=bias).cuda().to(dtype).eval()
+        x = torch.randn(*shape, 512, device="cuda").to(dtype)
+        compiled = _compiled(model, x)
+        kinds.update(compiled._last.native.__self__.binding.kinds)
+        with torch.no_grad():
+            exact = copy.deepcopy(model).double()(x.double())
+            for _ in range(3):
+                out = compiled(x)
+                assert out.is_contiguous()
+                unit = DTYPES[str(dtype).removeprefix("torch.")]
+                _judge(f"{n} columns, {shape}, {dtype}, bias {bias}", out, model(x), exact, unit)
+                worst = (out.double() - exact).abs().max() / exact.abs().max()
+                assert worst < 4 * unit, f"{n} columns, {shape}, {dtype}, bias {bias}: {worst:.1e}"
+    assert kinds["interleaved"], kinds
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
 def check_batches() -> str:

@@ -12,6 +12,7 @@
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
 //! | [`fp32`] | fp32 products by tensor cores, as exact as without them |
+//! | `interleaved` | 16-bit products whose rows are no multiple of 16 bytes |
 //! | [`setting`] | what choosing kernels depends on |
 //! | [`plan`] | plans: steps over device memory |
 //! | [`replay`] | launches recorded once for each set of addresses |
@@ -22,6 +23,7 @@ pub mod driver;
 mod error;
 pub mod fp32;
 pub mod gemm;
+mod interleaved;
 pub mod kernel;
 pub mod loading;
 pub mod nvrtc;

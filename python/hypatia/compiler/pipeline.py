@@ -14,6 +14,7 @@ from torch import fx
 
 from .. import _native, timeline
 from .._torch import trace_structured
+from ..capture.constant_masks import PASS, without_masks
 from ..capture.records import Captured, capture
 from ..devices import cuda
 from ..errors import UnsupportedError
@@ -181,8 +182,9 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
-        captured = capture(gm, request.weights, autograd=request.autograd)
-    optimization, rebuilt = _rebuilt(gm, captured, request)
+        searched, masks = (gm, []) if ("pass", PASS) in request.without else without_masks(gm)
+        captured = capture(searched, request.weights, autograd=request.autograd)
+    optimization, rebuilt = _rebuilt(searched, captured, request)
     optimized = rebuilt.module
     copies = folded_bytes(optimized)
     if options.weight_copies is not None and copies > options.weight_copies:
@@ -196,7 +198,7 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
             planner = plans.planner_of(
                 optimized, rebuilt.names, optimization, captured, options, request.plain
             )
-    report = GraphReport(request.kind, optimization, gm.graph, optimized.graph, copies)
+    report = GraphReport(request.kind, optimization, searched.graph, optimized.graph, copies, masks)
     if isinstance(planner, str):
         report.no_plan, report.kept = planner, "graph"
         return CompiledGraph(gm, optimized, None, report)

@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypedDict
 
 from torch import fx
 
 from ..capture import source_names
+from ..capture.constant_masks import PASS
 from ..capture.records import module_of
 from ..compiler.comparison import Result
 from ..execute import plans
@@ -152,10 +154,17 @@ class GraphReport:
     """The report of one compiled graph."""
 
     def __init__(
-        self, kind: str, optimization: Optimization, before: fx.Graph, after: fx.Graph, folded: int = 0
+        self,
+        kind: str,
+        optimization: Optimization,
+        before: fx.Graph,
+        after: fx.Graph,
+        folded: int = 0,
+        masks: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.before = before
+        """The captured graph, without masks that say nothing."""
         self.after = after
         self.check: Check | None = None
         self.times: dict[str, float] | None = None
@@ -168,6 +177,10 @@ class GraphReport:
         """Which of these forms runs."""
         self.folded = folded
         """Bytes of folded and merged weights."""
+        self.masks = list(masks)
+        """What was done to constant masks of attention."""
+        self.passes = [PASS] if masks else []
+        """What was done to the graph before the search, and can be left out."""
         self.memory: tuple[int, int] | None = None
         """Bytes of the plan's values in between, and of its packed weights."""
         self.inputs: list[str] = []
@@ -206,9 +219,10 @@ class GraphReport:
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """What the compilation can do without: its kernels and the rules of its proof."""
+        """What the compilation can do without: its kernels, passes and the rules of its proof."""
         rules = [("rule", r["rule"]) for r in self.data["rules"]]
-        return [("kernel", name) for name in self.kernels] + rules
+        passes = [("pass", name) for name in self.passes]
+        return [("kernel", name) for name in self.kernels] + passes + rules
 
     def law(self, kind: str, name: str) -> str:
         """What is known of a part."""
@@ -242,7 +256,7 @@ class GraphReport:
 
     def __getstate__(self) -> dict[str, object]:
         """What can be written down; the search itself and the graphs stay behind."""
-        kept = ("kind", "check", "times", "apart", "later", "kept", "no_plan", "folded", "memory")
+        kept = ("kind", "check", "times", "apart", "later", "kept", "no_plan", "folded", "memory", "masks")
         made = ("data", "proof", "programs", "fused", "graphs")
         return {name: getattr(self, name) for name in kept + made}
 
@@ -270,6 +284,7 @@ class GraphReport:
             f"  search    {d['nodes']} nodes, {d['classes']} classes; "
             + ", ".join(f"{k} {v:.1f} ms" for k, v in d["times"].items()),
         ]
+        lines += [f"  masks     {done}" for done in self.masks]
         if self.times is not None:
             each = ", ".join(f"{FORMS[k]} {self._taken(k, v)}" for k, v in self.times.items())
             lines.append(f"  native    {each}: {self._verdict(self.times)}")

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
-from ..capture import source_names
+from ..capture import constant_masks, source_names
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -54,8 +54,12 @@ def hypatia(
     parsed = Options.parse(options, mode)
     if name:
         log.info("compiling %s", name)
+    # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
+    masks = constant_masks.simplified(gm)
+    if masks:
+        gm.recompile()
     _compile = functools.partial(
-        _compile_part, collected=reports, passes=passes, inputs=source_names.inputs_of(gm)
+        _compile_part, collected=reports, passes=passes, inputs=source_names.inputs_of(gm), masks=masks
     )
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
@@ -108,6 +112,7 @@ def _compile_part(
     collected: list[GraphReport] | None,
     passes: list[Pass] | None,
     inputs: list[str],
+    masks: list[str],
 ) -> object:
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
@@ -132,6 +137,7 @@ def _compile_part(
 
     if report is not None:
         report.inputs = inputs
+        report.masks += masks if kind != "backward" else []
         _remember(report)
         if collected is not None:
             collected.append(report)

@@ -45,7 +45,8 @@ def broken_steps(
     emission, numbers = json.loads(report.optimization.step_emission())
     if not numbers:
         return
-    values = rebuild_values(gm, capture(gm), emission)
+    searched = report.before.owning_module or gm
+    values = rebuild_values(searched, capture(searched), emission)
     (output,) = values.graph.find_nodes(op="output")
     sides: list[fx.Node] = list(output.args[0])
     script = Script(values)

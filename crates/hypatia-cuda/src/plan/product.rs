@@ -11,6 +11,7 @@ use crate::codegen;
 use crate::driver::{Device, Stream};
 use crate::fp32;
 use crate::gemm::{Epilogue, Gemm, Operands, Problem};
+use crate::interleaved::Interleaved;
 use crate::kernel::Loaded;
 use crate::setting::tuned;
 use crate::{Error, Result};
@@ -24,6 +25,8 @@ pub(super) struct Product {
 
 enum How {
     Whole(fp32::Product),
+    /// What cuBLASLt does faster by rows that start alike.
+    Interleaved(Box<Interleaved>),
     /// What cuBLASLt does not do as one.
     Apart(Apart),
 }
@@ -46,9 +49,18 @@ impl Product {
     ) -> Result<Product> {
         if l.gradient.sums.is_none() {
             let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
-            let whole = problem(plan, l, setting.tf32)
+            let problem = problem(plan, l, setting.tf32);
+            if let Ok(problem) = &problem
                 // SAFETY: promised by the caller.
-                .and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
+                && let Some(interleaved) = unsafe { faster(device, problem, setting) }
+            {
+                return Ok(Product {
+                    how: How::Interleaved(Box::new(interleaved)),
+                    sums: None,
+                });
+            }
+            // SAFETY: promised by the caller.
+            let whole = problem.and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
             let how = match whole {
                 Ok(product) => How::Whole(product),
                 // SAFETY: promised by the caller.
@@ -83,6 +95,7 @@ impl Product {
     pub(super) fn kind(&self) -> &'static str {
         match &self.how {
             How::Whole(product) => product.kind(),
+            How::Interleaved(_) => "interleaved",
             How::Apart(apart) => apart.kind(),
         }
     }
@@ -95,6 +108,7 @@ impl Product {
     pub(super) fn workspace(&self) -> usize {
         let product = match &self.how {
             How::Whole(product) => product.workspace(),
+            How::Interleaved(product) => product.workspace(),
             How::Apart(apart) => apart.workspace(),
         };
         product.max(self.sums.as_ref().map_or(0, Sums::workspace))
@@ -111,6 +125,7 @@ impl Product {
         unsafe {
             match &self.how {
                 How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
+                How::Interleaved(product) => product.launch(stream, &operands)?,
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
             if let (Some(kernels), Some(address)) = (&self.sums, sums) {
@@ -118,6 +133,23 @@ impl Product {
             }
         }
         Ok(())
+    }
+}
+
+/// A product by interleaved rows, where that is faster than as a whole.
+///
+/// # Safety
+/// The setting's memory is the device's.
+unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Interleaved> {
+    // SAFETY: promised by the caller.
+    let found = unsafe { Interleaved::new(device, problem, setting) };
+    let interleaved = found
+        .inspect_err(|e| tracing::debug!("{problem}: not by interleaved rows: {e}"))
+        .ok()??;
+    // SAFETY: promised by the caller.
+    match unsafe { tuned(device, *problem, setting) } {
+        Ok((_, took)) if took <= interleaved.microseconds() => None,
+        _ => Some(interleaved),
     }
 }
 
