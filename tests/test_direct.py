@@ -55,8 +55,8 @@ def test_a_plan_that_is_wrong_at_other_sizes_is_dropped(monkeypatch: pytest.Monk
     compiled = hypatia.compile(model, torch.randn(8, 19))
     run = native.NativeGraph._settle_sizes
 
-    def wrong(self: native.NativeGraph, args: Any, sizes: Any, results: Any) -> Any:
-        return run(self, args, sizes, tuple(t + 0.01 for t in results))
+    def wrong(self: native.NativeGraph, args: Any, sizes: Any, results: Any, before: Any) -> Any:
+        return run(self, args, sizes, tuple(t + 0.01 for t in results), before)
 
     with torch.no_grad():
         compiled(torch.randn(9, 19))

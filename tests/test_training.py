@@ -323,7 +323,7 @@ def test_gradients_of_activations(function: Any) -> None:
 
 
 def test_copies_of_recorded_results_lie_as_they_do() -> None:
-    from hypatia.execute.train_step import _Copies, _in_one_memory
+    from hypatia.execute.cuda_graph import CopiesOut
 
     whole = torch.randn(4, 6)
     results = [
@@ -336,9 +336,7 @@ def test_copies_of_recorded_results_lie_as_they_do() -> None:
         whole.view(-1),
         torch.randn(1, 3).expand(2, 3),
     ]
-    copies: dict[int, torch.Tensor] = {}
-    for group in _in_one_memory(results):
-        copies |= _Copies(group).make()
+    copies = CopiesOut(results).make()
     for i, result in enumerate(results):
         assert torch.equal(copies[i], result)
         assert copies[i].stride() == result.stride()
