@@ -30,9 +30,10 @@ def agree_at_new_sizes(
     results: Sequence[Any],
     expected: Sequence[Any],
     args: Sequence[Any],
-    run: Callable[[list[object]], object],
+    run: Callable[[Callable[[Any], Any]], object],
 ) -> bool:
-    """Whether a plan's results are those of torch's ops, which `run` runs."""
+    """Whether a plan's results are those of torch's ops; ``run`` runs these again, on arguments moved
+    by the function that it is given."""
     pairs = [p for p in zip(results, expected, strict=True) if isinstance(p[0], torch.Tensor)]
     apart = max(starmap(distance, pairs), default=0.0)
     if 1 < apart < math.inf:
@@ -42,7 +43,7 @@ def agree_at_new_sizes(
         apart = max((distance(a, b, least) for a, b in pairs), default=0.0)
     if 1 < apart < math.inf:
         # Nor is it wrong where torch's own results jump when the inputs are moved by a rounding.
-        moved = pytree.tree_leaves(run([_moved(a) for a in args]))
+        moved = pytree.tree_leaves(run(_moved))
         kept = [m for m, r in zip(moved, results, strict=True) if isinstance(r, torch.Tensor)]
         own = [distance(m, b) for m, (_, b) in zip(kept, pairs, strict=True)]
         return apart <= JUMPS * max(own, default=0.0)
