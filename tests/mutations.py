@@ -37,9 +37,9 @@ MUTATIONS = [
     Mutation(
         "numbers of a call are told apart by their types alone",
         "keys",
-        "python/hypatia/frontend/call_key.py",
-        "return (type(leaf), repr(leaf))",
-        "return (type(leaf),)",
+        "python/hypatia/frontend/structure_code.py",
+        'self._refuse(f"{compared} != {self.name(known[1])}")',
+        'self._refuse(f"type({compared}) is not {self.name(type(known[1]))}")',
         "tests/test_call_keys.py",
     ),
     Mutation(

@@ -163,7 +163,6 @@ def by_optimize(model: nn.Module, x: torch.Tensor) -> list[GraphReport]:
 
 REASONS: dict[str, tuple[Callable[..., list[GraphReport]], nn.Module, str]] = {
     "no kernel": (by_torch, Sorted(), "no step has a kernel"),
-    "keywords": (by_keyword, Encoder().eval(), "given by keyword"),
     "optimize": (by_optimize, Encoder().eval(), "hypatia.optimize returns a graph"),
     "lazy": (by_torch, Conjugate(), "a result is no plain tensor"),
 }
@@ -183,9 +182,10 @@ def test_a_graph_without_a_plan_says_why(name: str, caplog: pytest.LogCaptureFix
         assert report.no_plan in caplog.text
 
 
-def test_a_graph_with_a_plan_has_no_reason() -> None:
+@pytest.mark.parametrize("compiled", [by_torch, by_keyword])
+def test_a_graph_with_a_plan_has_no_reason(compiled: Callable[..., list[GraphReport]]) -> None:
     with torch.no_grad():
-        (report,) = by_torch(Encoder().eval(), torch.randn(4, 8))
+        (report,) = compiled(Encoder().eval(), torch.randn(4, 8))
     assert (report.no_plan, report.kept) == ("", "plan")
     assert "no plan" not in str(report)
 
