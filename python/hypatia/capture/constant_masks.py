@@ -152,16 +152,22 @@ def _leave_out(call: _Attention, *, causal: bool, lying_alike: bool) -> bool:
         _set(node, "is_causal", True)
     if not lying_alike:
         return True
-    strides = _strides(node)
-    if strides == value.stride():
+    if _strides(node) == value.stride():
         return True
-    if strides is None or not value.is_contiguous():
+    # Kernels write heads before rows, or rows before heads.
+    turned = value.dim() == 4 and value.transpose(1, 2).is_contiguous()
+    if not turned and not value.is_contiguous():
         node.args, node.kwargs = args, kwargs
         return False
-    with node.graph.inserting_after(node):
-        alike = node.graph.call_method("contiguous", (node,))
-    alike.meta = dict(node.meta)
-    node.replace_all_uses_with(alike, delete_user_cb=lambda user: user is not alike)
+    methods = ["transpose", "contiguous", "transpose"] if turned else ["contiguous"]
+    added: list[fx.Node] = []
+    for method in methods:
+        last = added[-1] if added else node
+        with node.graph.inserting_after(last):
+            rest = (1, 2) if method == "transpose" else ()
+            added.append(node.graph.call_method(method, (last, *rest)))
+        added[-1].meta = dict(node.meta)
+    node.replace_all_uses_with(added[-1], delete_user_cb=lambda user: user is not added[0])
     return True
 
 
