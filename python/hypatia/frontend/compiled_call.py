@@ -12,9 +12,10 @@ import torch
 from torch import fx, nn
 
 from .._torch import pytree, use_lazy_graph_module
+from ..capture.layout import overlaps
 from ..capture.model_state import ChangesItselfError, Parts
 from ..capture.op_facts import changed_inputs
-from ..capture.records import path_of
+from ..capture.records import path_of, value_of
 from ..capture.trace import Ranges
 from ..compiler.report import GraphReport
 from ..execute import choose
@@ -157,6 +158,10 @@ class CompiledCall:
         changed = changed_inputs(found.original)
         if changed and self.signature.shared:
             log.info("the model runs as it is: it changes inputs, and some share memory")
+            return
+        if any(isinstance(v := value_of(n), torch.Tensor) and overlaps(v) for n in changed):
+            # The model may change a part that does not; a graph writes the whole.
+            log.info("the model runs as it is: it changes an input whose elements share memory")
             return
         timed = not effects_of(found.original)
         checked = Options.parse(options).checksum_mode != "off"

@@ -82,6 +82,8 @@ impl Lowering<'_> {
                 return Err(no_plan("a value on another device"));
             }
             let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
+            // What torch would see several times is written once for each.
+            let layout = layout.filter(|strides| strides.iter().zip(&shape).all(|(s, n)| *s != 0 || *n < 2));
             let like = reads.first().and_then(|q| self.strides_like(id, q, &shape));
             let item = self.laid(&shape, t.dtype, layout.or(like.as_deref()))?;
             writes.push(item.value);
