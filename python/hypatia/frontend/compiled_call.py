@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -13,7 +14,7 @@ from torch import fx, nn
 
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.layout import overlaps
-from ..capture.model_state import ChangesItselfError, Parts
+from ..capture.model_state import ChangesItselfError, Parts, buffers_kept
 from ..capture.op_facts import changed_inputs
 from ..capture.records import path_of, value_of
 from ..capture.trace import Ranges
@@ -43,13 +44,19 @@ def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequen
     results = []
     with torch.no_grad():
         for call in (captured, model):
-            found = pytree.tree_leaves(call(*inputs))
-            # Results may lie in what is changed.
-            kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
-            results.append([*kept, *(t.clone() for t in before.tensors)])
+            with _buffers_kept(model.inner, before):
+                found = pytree.tree_leaves(call(*inputs))
+                # Results may lie in what is changed.
+                kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
+                results.append([*kept, *(t.clone() for t in before.tensors)])
             before.restore()
             random.restore()
         return model.outline() == outline and len(results[0]) == len(results[1]) and all(map(agree, *results))
+
+
+def _buffers_kept(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:
+    """A model that changes buffers may do so by putting others in their place."""
+    return buffers_kept(model) if changes.tensors else contextlib.nullcontext()
 
 
 def changed_tensors(gm: fx.GraphModule, leaves: Sequence[object]) -> list[torch.Tensor]:
@@ -229,7 +236,7 @@ class CompiledCall:
             forms = {"graph": lambda: kept(*inputs), "eager": lambda: eager(*inputs)}
             record = functools.partial(self._recorded, found, device, inputs)
             tensors = all(isinstance(t, torch.Tensor) for t in inputs)
-            with torch.no_grad():
+            with torch.no_grad(), _buffers_kept(model, before):
                 choice = choose.fastest(
                     forms, device, plan=plan, args=inputs, record=record if tensors else None
                 )
