@@ -13,6 +13,7 @@ import torch
 
 from hypatia import _native, store
 from hypatia.devices import cuda, cuda_libraries
+from hypatia.execute import plans
 
 ROOT = Path(__file__).parent.parent
 KERNEL = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; }'
@@ -121,3 +122,15 @@ def test_without_a_gpu_everything_says_so() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.count("\n") == 1
         assert "torch sees no GPU" in done.stdout
+
+
+def test_convolutions_of_plans_follow_torchs_settings() -> None:
+    args = ("image", "kernel", [1, 1], [2, 2], [1, 1], 1, False, False, False)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=False):
+        target, given, _ = plans._convolution(args)
+        assert target is torch.ops.aten.cudnn_convolution.default
+        assert given == (*args[:6], True, True, False)
+    with torch.backends.cudnn.flags(enabled=False):
+        target, given, _ = plans._convolution(args)
+        assert target is torch.ops.aten.convolution.default
+        assert given == ("image", "kernel", None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)

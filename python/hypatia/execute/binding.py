@@ -20,7 +20,7 @@ from .cuda_graph import Room
 from .described import Described, described
 from .folding import folded_bytes, watch
 from .outputs import Finish
-from .plans import Planner
+from .plans import CONVOLUTION, Planner, cudnn_settings
 from .recorded_plan import Recorded
 from .weight_changes import are_steady
 
@@ -56,6 +56,8 @@ class Binding:
         self._alive: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[torch.Tensor] = []
         self._tf32: bool | None = None
+        self._cudnn: tuple[bool, ...] | None = None
+        """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
         self._gone: set[tuple[int, ...]] = set()
         """Sizes whose plans gave way to others."""
@@ -107,6 +109,8 @@ class Binding:
 
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
+        if self._cudnn is not None and self._cudnn != cudnn_settings():
+            return False
         return self._tf32 is None or self._tf32 == _torch.cublas_allows_tf32()
 
     def known(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
@@ -188,6 +192,8 @@ class Binding:
     ) -> _native.BoundPlan | _native.BoundCudaPlan:
         libtorch = str(torch_calls.LIBTORCH)
         made = self.planner.calls(about["calls"])
+        if any(call["target"] == CONVOLUTION for call in about["calls"]):
+            self._cudnn = cudnn_settings()
         most = self.planner.most
         room = None if most is None else max(0, most - folded_bytes(self.gm))
         like, _ = next(reversed(self.bound.values()), (None, None))

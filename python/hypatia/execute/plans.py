@@ -24,6 +24,10 @@ KERNEL = "native plan"
 """The name under which a plan can be left out of a compilation."""
 
 
+CONVOLUTION = "aten.cudnn_convolution.default"
+"""The call of a convolution that torch has settings for."""
+
+
 class Program(Protocol):
     """An optimized program."""
 
@@ -144,14 +148,20 @@ def _convolution(
     args: Sequence[object],
 ) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
     """A convolution under torch's settings of now: cuDNN's, or whichever torch takes without it."""
-    cudnn, aten = torch.backends.cudnn, torch.ops.aten
+    aten = torch.ops.aten
     image, kernel, padding, stride, dilation, groups = args[:6]
-    if not cudnn.enabled:
+    enabled, *settings = cudnn_settings()
+    if not enabled:
         rest = (None, stride, padding, dilation, False, [0, 0], groups)
         return aten.convolution.default, (image, kernel, *rest), {}
-    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    settings = (cudnn.benchmark, deterministic, cudnn.allow_tf32)
     return aten.cudnn_convolution.default, (*args[:6], *settings), {}
+
+
+def cudnn_settings() -> tuple[bool, bool, bool, bool]:
+    """Whether cuDNN is on, tries algorithms out, takes only those that return the same always, and TF32."""
+    cudnn = torch.backends.cudnn
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    return cudnn.enabled, cudnn.benchmark, deterministic, cudnn.allow_tf32
 
 
 def _symbols(placeholders: Sequence[fx.Node]) -> list[tuple[str, int, int | None]]:
