@@ -135,11 +135,13 @@ class Overflows(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name == "_to_copy" and _has_numbers(args[0]):
             self._cast(args[0].detach(), (kwargs or {}).get("dtype"))
-        if self.made or func.is_view or name in _EXACT or not name.strip("_"):
+        if func.is_view or name in _EXACT or not name.strip("_"):
             return func(*args, **(kwargs or {}))
         operands = [a for a in args if _has_numbers(a)]
         if name in _SUMS and self._sums(operands, name):
             self.seen, self.ordered = True, False
+        if self.made:
+            return func(*args, **(kwargs or {}))
         finite = all(bool(a.detach().isfinite().all()) for a in operands)
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else [result]:
