@@ -145,9 +145,9 @@ fn a_factor_that_is_part_of_a_value_is_copied() {
 }
 
 /// A block of a residual net: 1×1, 3×3, 1×1, each with what batch norm left of itself, and what it adds to.
-const BLOCK: &str = "(let a (relu (conv x:bf16[2,16,9,9] u:bf16[8,16,1,1] i:bf16[8] [1,1] [0,0] [1,1] 1)))
-(let b (relu (conv a v:bf16[8,8,3,3] j:bf16[8] [1,1] [1,1] [1,1] 1)))
-(let c (relu (add (conv b w:bf16[16,8,1,1] k:bf16[16] [1,1] [0,0] [1,1] 1) (relu x))))
+const BLOCK: &str = "(let a (relu (conv x:bf16[2,16,9,9] w1:bf16[8,16,1,1] b1:bf16[8] [1,1] [0,0] [1,1] 1)))
+(let b (relu (conv a w2:bf16[8,8,3,3] b2:bf16[8] [1,1] [1,1] [1,1] 1)))
+(let c (relu (add (conv b w3:bf16[16,8,1,1] b3:bf16[16] [1,1] [0,0] [1,1] 1) (relu x))))
 (tuple (max_pool2d c [2,2] [2,2] [0,0] [1,1] false))";
 
 #[test]
