@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -51,7 +51,7 @@ def chart(sections: dict[str, Any]) -> str:
             parts += _panel(i * (LABEL + PLOT + GAP), y, *panel)
             y += _height(panel)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="11">'
-    return "\n".join([head, _style(), *parts, "</svg>"]) + "\n"
+    return "\n".join([head, style(COLOURS), *parts, "</svg>"]) + "\n"
 
 
 Row = tuple[str, dict[str, float]]
@@ -111,10 +111,10 @@ def _legend(columns: list[list[tuple[str, list[Row]]]]) -> Iterator[str]:
             x += 34 + 6 * len(LABELS[backend])
 
 
-def _style() -> str:
-    """Colours for light and dark pages."""
-    light = "".join(f".{name}{{fill:{colours[0]}}}" for name, colours in COLOURS.items())
-    dark = "".join(f".{name}{{fill:{colours[1]}}}" for name, colours in COLOURS.items())
+def style(colours: Mapping[str, tuple[str, str]]) -> str:
+    """Colours of classes on light and dark pages, and how texts and lines look."""
+    light = "".join(f".{name}{{fill:{pair[0]}}}" for name, pair in colours.items())
+    dark = "".join(f".{name}{{fill:{pair[1]}}}" for name, pair in colours.items())
     return (
         "<style>text{font-family:system-ui,sans-serif;fill:#333}.title{font-weight:600}"
         ".name{text-anchor:end}.tick{text-anchor:middle;fill:#888;font-size:9px}"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
+from speed.chart import style
+
 from .forms import LABELS
 from .run import Line
 from .tables import ratios
@@ -35,7 +37,7 @@ def chart(lines: Sequence[Line], title: str) -> str:
     )
     parts = [
         head,
-        _style(),
+        style({_class(form): pair for form, pair in COLOURS.items()}),
         f'<text class="title" x="6" y="16">{escape(title)}: how many times as fast as eager</text>',
     ]
     parts += [*_legend([form for form in COLOURS if dots[form]]), *_grid(height - 12)]
@@ -78,17 +80,3 @@ def _legend(forms: Sequence[str]) -> Iterator[str]:
         yield f'<circle class="{_class(form)}" cx="{x}" cy="36" r="{5 if form == "hypatia" else 3.5}"/>'
         yield f'<text x="{x + 10}" y="40">{escape(LABELS[form])}</text>'
         x += 40 + 7 * len(LABELS[form])
-
-
-def _style() -> str:
-    """Colours for light and dark pages."""
-    light = "".join(f".{_class(form)}{{fill:{colours[0]}}}" for form, colours in COLOURS.items())
-    dark = "".join(f".{_class(form)}{{fill:{colours[1]}}}" for form, colours in COLOURS.items())
-    return (
-        "<style>text{font-family:system-ui,sans-serif;fill:#333}.title{font-weight:600}"
-        ".name{text-anchor:end}.tick{text-anchor:middle;fill:#888;font-size:9px}"
-        ".grid{stroke:#ddd}.one{stroke:#888}"
-        f"{light}"
-        "@media (prefers-color-scheme: dark){text{fill:#ddd}.grid{stroke:#3a3a3a}.one{stroke:#999}"
-        f"{dark}}}</style>"
-    )

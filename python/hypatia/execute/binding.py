@@ -56,6 +56,8 @@ class Binding:
         self._alive: list[weakref.ref[torch.Tensor]] = []
         self._memory: list[torch.Tensor] = []
         self._tf32: bool | None = None
+        self._turned = 0
+        """Bytes of weights that were copied to lie in another order."""
         self._cudnn: tuple[bool, ...] | None = None
         """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
@@ -168,6 +170,8 @@ class Binding:
             found = [_value(self.gm, n, values).detach() for n in nodes]
             found = [t if o is None else t.permute(o) for t, o in zip(found, about["orders"], strict=True)]
             constants = [t.resolve_conj().resolve_neg().contiguous().to(self.device) for t in found]
+            turned = zip(found, constants, about["orders"], strict=True)
+            self._turned = sum(c.nbytes for t, c, o in turned if o and c.data_ptr() != t.data_ptr())
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 self.refusal = "the model was converted since it was compiled"
                 return None
@@ -195,7 +199,7 @@ class Binding:
         if any(call["target"] == CONVOLUTION for call in about["calls"]):
             self._cudnn = cudnn_settings()
         most = self.planner.most
-        room = None if most is None else max(0, most - folded_bytes(self.gm))
+        room = None if most is None else max(0, most - folded_bytes(self.gm) - self._turned)
         like, _ = next(reversed(self.bound.values()), (None, None))
         if self.device.type != "cuda":
             threads = torch.get_num_threads()
@@ -247,7 +251,7 @@ class Binding:
     def bytes(self) -> tuple[int, int]:
         """Bytes of values in between and of packed weights, over all sizes that are kept."""
         both = [bound.bytes() for bound, _ in self.bound.values()]
-        return max((a for a, _ in both), default=0), max((p for _, p in both), default=0)
+        return max((a for a, _ in both), default=0), max((p for _, p in both), default=0) + self._turned
 
     @property
     def kinds(self) -> list[str]:
