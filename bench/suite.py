@@ -143,7 +143,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Plan, list[str]]:
         threads=arguments.threads,
         limit=arguments.limit,
         seconds=arguments.seconds,
-        jobs=arguments.jobs if arguments.check_only else 1,
+        jobs=arguments.jobs,
     )
     found = lists.rows(arguments.suite, setting)
     if arguments.suite == "graphnet":
@@ -192,7 +192,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     add("--limit", type=float, default=300.0, help="seconds for a model (300)")
     add("--seconds", type=float, default=0.0, help="no new model is started after so many (0: no end)")
     add("--check-only", action="store_true", help="right or wrong, what is kept and why; no times")
-    add("--jobs", type=int, default=1, help="models at a time, with --check-only (1)")
+    add("--jobs", type=int, default=1, help="models at a time; each is still timed alone (1)")
     add("--rounds", type=int, default=7, help="samples of each form, in turns (7)")
     add("--threads", type=int, default=0, help="torch's threads in each process")
     add("--resume", action="store_true", help="keep the rows that an earlier run has done")

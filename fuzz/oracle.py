@@ -49,6 +49,9 @@ _EXACT = _words(
     narrow_copy"""
 )
 
+_VANISHING = _words("gelu silu sigmoid exp exp2 softplus erfc mish")
+"""Functions that are zero only where they underflow: a kernel with fewer roundings has a small number there."""
+
 HEADROOM = 8.0
 """A number that is closer to the largest one of its dtype than this may overflow in another order."""
 
@@ -80,6 +83,8 @@ class Noise(TorchDispatchMode):
         result = func(*args, **kwargs)
         if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
             result = self._signed(result)
+        if name in _VANISHING and isinstance(args[0], torch.Tensor):
+            result = self._underflowed(result, args[0])
         if func._schema.is_mutable:
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
                 result.copy_(self._moved(result))
@@ -97,6 +102,14 @@ class Noise(TorchDispatchMode):
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
+
+    def _underflowed(self, value: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
+        """Some of the zeros of a function that has none there, as the smallest numbers of their sign."""
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        some = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
+        least = torch.full_like(value, _least(torch.finfo(value.dtype))).copysign(value)
+        return torch.where((value == 0) & (operand != 0) & operand.isfinite() & some, least, value)
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         if not value.is_floating_point() or not value.numel():

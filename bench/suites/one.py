@@ -35,6 +35,7 @@ from hypatia.verifier.verify import FACTOR, ULPS, Errors
 from .forms import OURS, Form, Messages
 from .lists import row_named
 from .rows import Arguments, Case, Setting, widened
+from .turns import Turns
 
 SEEDS = (1, 2)
 """Of the inputs of the first call, and of those of a later one."""
@@ -54,9 +55,31 @@ class One:
         self.gpu = torch.device(self.setting.device).type == "cuda"
         self.result: dict[str, Any] = {"name": job["name"], "cells": {}}
         self.forms: dict[str, Form] = {}
+        self.turns = Turns(job["turns"])
 
     def run(self) -> None:
-        """All of it."""
+        """All of it: ours are compiled and all are timed while no other model is at work."""
+        with self.turns.together():
+            case, inputs = self.build()
+            if self.job["prefill"]:
+                return
+            self.tell("float64")
+            exact = [self.exact(case, given) for given in inputs]
+            own: list[list[Errors]] = []
+            for name in [n for n in self.job["forms"] if n not in OURS]:
+                self.form(name, case, inputs, exact, own)
+        self.tell("waiting")
+        with self.turns.alone():
+            for name in [n for n in self.job["forms"] if n in OURS]:
+                self.form(name, case, inputs, exact, own)
+            if not self.job["check_only"]:
+                self.tell("timing")
+                self.time(inputs[0])
+                self.tell("profile")
+                self.profile(inputs[0])
+
+    def build(self) -> tuple[Case, list[Arguments]]:
+        """The model with its inputs; Inductor's kernels, where only they are wanted."""
         self.tell("building")
         row = row_named(self.job["suite"], self.job["name"], self.setting)
         case = row.build(self.setting)
@@ -67,24 +90,25 @@ class One:
             for name in self.job["forms"]:
                 self.tell(name)
                 Form(name, case.model, inputs[0], self.training)(inputs[0])
-            return
-        self.tell("float64")
-        exact = [self.exact(case, given) for given in inputs]
-        own: list[list[Errors]] = []
-        for name in self.job["forms"]:
-            self.tell(name)
-            self.result["cells"][name] = cell = {}
-            try:
-                self.make(name, case, inputs, exact, own, cell)
-            except Exception as e:
-                cell["reason"] = reason(e)[:300]
-                self.forms.pop(name, None)
-            case.model.zero_grad(set_to_none=True)
-        if not self.job["check_only"]:
-            self.tell("timing")
-            self.time(inputs[0])
-            self.tell("profile")
-            self.profile(inputs[0])
+        return case, inputs
+
+    def form(
+        self,
+        name: str,
+        case: Case,
+        inputs: list[Arguments],
+        exact: list[list[torch.Tensor]],
+        own: list[list[Errors]],
+    ) -> None:
+        """Makes a form; why it cannot be made is in its cell."""
+        self.tell(name)
+        self.result["cells"][name] = cell = {}
+        try:
+            self.make(name, case, inputs, exact, own, cell)
+        except Exception as e:
+            cell["reason"] = reason(e)[:300]
+            self.forms.pop(name, None)
+        case.model.zero_grad(set_to_none=True)
 
     def tell(self, stage: str) -> None:
         """Writes what is known so far, and what comes next."""

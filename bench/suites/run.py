@@ -47,6 +47,8 @@ class Plan:
     seconds: float = 0.0
     """For all models together; 0: no end."""
     jobs: int = 1
+    turns: str = ""
+    """The folder of the locks by which models that run beside each other are timed alone."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Plan:
             "rounds": self.rounds,
             "profile": self.profile,
             "threads": self.threads,
+            "turns": "" if prefill else self.turns,
         }
 
 
@@ -129,7 +132,10 @@ def models(plan: Plan, names: Sequence[str], path: Path, tell: Callable[[str, Li
         tell("start", {"name": name})
         return one(plan, name)
 
-    with ThreadPoolExecutor(plan.jobs) as pool:
+    with ThreadPoolExecutor(plan.jobs) as pool, tempfile.TemporaryDirectory() as folder:
+        if plan.jobs > 1 and not plan.check_only:
+            # A model may have to wait for all others.
+            plan = dataclasses.replace(plan, turns=folder, limit=plan.limit * plan.jobs)
         waiting = [pool.submit(work, name) for name in names]
         try:
             for done in as_completed(waiting):
