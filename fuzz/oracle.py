@@ -50,7 +50,7 @@ _EXACT = _words(
 )
 
 _VANISHING = _words("gelu silu sigmoid exp exp2 softplus erfc mish")
-"""Functions that are zero only where they underflow: a kernel with fewer roundings has a small number there."""
+"""Functions that are zero only where they underflow: with fewer roundings there is a small number."""
 
 HEADROOM = 8.0
 """A number that is closer to the largest one of its dtype than this may overflow in another order."""

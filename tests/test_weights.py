@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import hypatia
+from hypatia.execute.binding import Binding
 
 
 class Block(nn.Module):
@@ -68,6 +69,31 @@ def test_blocks_that_share_a_graph_and_memory_do_not_share_packed_weights() -> N
                 torch.testing.assert_close(block(x), wanted)
                 for p in block.parameters():
                     free(p)
+
+
+def test_blocks_that_share_a_graph_keep_their_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal layers with a graph break in each are one graph, called with the weights of all in turns."""
+    torch._dynamo.reset()
+    blocks = [Block().eval() for _ in range(3)]
+    for block in blocks:
+        block.compile(backend="hypatia")
+    x = torch.randn(8, 32)
+    made = []
+    bind = Binding._newly_bound
+    monkeypatch.setattr(Binding, "_newly_bound", lambda self, *a: made.append(a) or bind(self, *a))
+    with torch.no_grad():
+        for number in range(4):
+            for block in blocks:
+                torch.testing.assert_close(block(x), block.forward(x))
+            if number == 0:
+                assert made, "there is no plan"
+                made.clear()
+        assert not made
+        blocks[1].first.weight.mul_(2.0)
+        for block in blocks:
+            torch.testing.assert_close(block(x), block.forward(x))
+        assert len(made) == 1
+        del blocks[1:]
 
 
 def test_memory_that_was_freed_and_filled_with_other_values_is_noticed(

@@ -31,10 +31,43 @@ _native.borrow_threads(str(torch_calls.LIBTORCH))
 
 KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
+LAYERS = 128
+"""Sets of weights for which it keeps plans: equal layers of a model may call one graph in turns."""
 
 Plan = _native.BoundPlan | _native.BoundCudaPlan | Recorded
 Bound = tuple[Plan, Finish]
 """A bound plan, and what makes results of what it returns."""
+
+
+class Weights:
+    """One set of weights that a graph is called with, and the plans that are bound to it."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.bound: dict[tuple[int, ...], Bound] = {}
+        """Plans by sizes."""
+        self.gone: set[tuple[int, ...]] = set()
+        """Sizes whose plans gave way to others."""
+        self._memory: list[torch.Tensor] = []
+        self._alive: list[weakref.ref[torch.Tensor]] = []
+
+    def hold(self, ids: list[int], weights: Sequence[torch.Tensor]) -> None:
+        """Plans are bound to these. A plan knows whether the objects with these numbers are still the same.
+        Their memory is kept until they are gone or others are in their place: so long no other memory can
+        lie at the same address."""
+        self.ids = ids
+        self._memory = [w.detach() for w in weights]
+        self._alive = watch(self, weights)
+
+    def forget(self) -> None:
+        """Drops the plans: a weight is gone, or a setting is another one."""
+        self.bound.clear()
+        self.gone.clear()
+        self._memory.clear()
+
+    def leave(self) -> None:
+        """Stops watching the weights: somebody else takes the plans, or they go."""
+        self._alive = []
 
 
 class Binding:
@@ -48,21 +81,18 @@ class Binding:
         """Why nothing was bound when it was asked last, as far as that is known."""
         self.only: Callable[..., object] | None = None
         """The plan of a training step, which has no constants and no other sizes."""
-        self.bound: dict[tuple[int, ...], Bound] = {}
-        """Plans by sizes."""
         self._without = list(without)
         """Kinds of linear layers that are not used."""
-        self._weights: list[int] = []
-        self._alive: list[weakref.ref[torch.Tensor]] = []
-        self._memory: list[torch.Tensor] = []
+        self._now = Weights()
+        """The weights of the last call."""
+        self._others: dict[tuple[int, ...], Weights] = {}
+        """Those of calls before, by the numbers of the tensors."""
         self._tf32: bool | None = None
         self._turned = 0
         """Bytes of weights that were copied to lie in another order."""
         self._cudnn: tuple[bool, ...] | None = None
         """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
-        self._gone: set[tuple[int, ...]] = set()
-        """Sizes whose plans gave way to others."""
         self._describe(described(planner.at(planner.hints)))
         self.lead: Callable[[], int] = torch.get_num_threads
         """What a plan is given first: the number of threads, or the stream."""
@@ -109,6 +139,11 @@ class Binding:
             given[i] = given[i].to(self.device)
         return given
 
+    @property
+    def bound(self) -> dict[tuple[int, ...], Bound]:
+        """Plans by sizes, for the weights of the last call."""
+        return self._now.bound
+
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
         if self._cudnn is not None and self._cudnn != cudnn_settings():
@@ -117,10 +152,23 @@ class Binding:
 
     def known(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         """The plan for these sizes, if it is bound to these weights."""
-        found = self.bound.get(sizes)
-        if found is None or self.planner.saved:
+        if self.planner.saved:
             return None
-        return found if not self.weights or [id(args[i]) for i in self.weights] == self._weights else None
+        if self.weights:
+            ids = [id(args[i]) for i in self.weights]
+            if ids != self._now.ids and not self._turn_to(ids):
+                return None
+        return self._now.bound.get(sizes)
+
+    def _turn_to(self, ids: list[int]) -> bool:
+        """Whether plans are bound to the weights with these numbers, which are now those of the call."""
+        found = self._others.pop(tuple(ids), None)
+        if found is None:
+            return False
+        if self._now.bound:
+            self._others[tuple(self._now.ids)] = self._now
+        self._now = found
+        return True
 
     def bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
         """The plan bound to the weights as they are now; none if changes could go unnoticed.
@@ -128,35 +176,37 @@ class Binding:
         Raises:
             HypatiaError: there is no plan for these sizes.
         """
-        if self.bound and sizes in self._gone:
+        weights = [args[i] for i in self.weights]
+        attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
+        ids = [id(w) for w in weights]
+        if ids != self._now.ids and self._now.bound and not self._turn_to(ids):
+            self._others = {k: w for k, w in self._others.items() if w.bound}
+            while len(self._others) >= LAYERS:
+                self._others.pop(next(iter(self._others)))
+            self._others[tuple(self._now.ids)] = self._now
+            self._now = Weights()
+        now = self._now
+        if now.bound and sizes in now.gone:
             # Sizes come in turns, more of them than plans are kept for: each call would bind one again.
             self.refusal = "it is called with too many sizes in turns"
             return None
-        weights = [args[i] for i in self.weights]
-        attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
         if not are_steady((*weights, *attributes)):
             self.refusal = "changes of its weights could go unnoticed"
             return None
-        ids = [id(w) for w in weights]
-        if not self.bound or ids != self._weights or not all(b.current() for b, _ in self.bound.values()):
+        if not all(b.current() for b, _ in now.bound.values()):
             # Nothing of other weights is shared, even if these lie where those lay.
-            self.bound.clear()
-            self._gone.clear()
+            now.forget()
         known = self._newly_bound(args, sizes, [*weights, *attributes])
         if known is None:
             return None
-        while len(self.bound) >= KEPT:
-            oldest = next(iter(self.bound))
-            self._gone.add(oldest)
-            self.bound.pop(oldest)
-        self.bound[sizes] = known
+        while len(now.bound) >= KEPT:
+            oldest = next(iter(now.bound))
+            now.gone.add(oldest)
+            now.bound.pop(oldest)
+        now.bound[sizes] = known
         if self.planner.saved:
             self.only = known[0] if self.device.type == "cuda" else _arranging(*known)
-        # The plan knows whether the objects with these numbers are still the same. Their memory is kept until
-        # they are gone or others are in their place: so long no other memory can lie at the same address.
-        self._weights = ids
-        self._memory = [w.detach() for w in (*weights, *attributes)]
-        self._alive = watch(self, (*weights, *attributes))
+        now.hold(ids, (*weights, *attributes))
         return known
 
     def _newly_bound(
@@ -234,24 +284,26 @@ class Binding:
         return Recorded(bound, self.device, inputs, self._room, changes)
 
     def forget(self) -> None:
-        """Drops the plans: a weight is gone, or a setting is another one."""
+        """Drops all plans: a setting is another one."""
         self.only = None
-        self.bound.clear()
-        self._memory.clear()
+        self._now.forget()
+        self._others.clear()
 
     def take(self, other: Binding) -> None:
         """Takes the plans of another binding of the same graph."""
-        self._without, self.bound = other._without, other.bound
+        self._without, self._now.bound = other._without, other._now.bound
 
     def leave(self) -> None:
         """Stops watching the weights: somebody else takes the plans, or they go."""
-        self._alive = []
+        self._now.leave()
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Bytes of values in between and of packed weights, over all sizes that are kept."""
-        both = [bound.bytes() for bound, _ in self.bound.values()]
-        return max((a for a, _ in both), default=0), max((p for _, p in both), default=0) + self._turned
+        """Bytes of values in between and of packed weights, over all sizes and weights that are kept."""
+        sets = [w for w in (self._now, *self._others.values()) if w.bound]
+        both = [[bound.bytes() for bound, _ in w.bound.values()] for w in sets]
+        values = max((a for each in both for a, _ in each), default=0)
+        return values, sum(max(p for _, p in each) for each in both) + self._turned * len(sets)
 
     @property
     def kinds(self) -> list[str]:

@@ -15,8 +15,8 @@ from .._torch import FakeTensor
 from ..capture.layout import storage_of
 from .weight_changes import are_steady
 
-_KEPT = 2
-"""Sets of weights remembered: two models that share a compiled graph do not evict each other."""
+_KEPT = 128
+"""Sets of weights remembered: layers or models that share a compiled graph do not evict each other."""
 
 
 def folded_bytes(gm: fx.GraphModule) -> int:
