@@ -118,3 +118,26 @@ def test_a_forward_that_asks_for_exact_types_runs_as_it_is() -> None:
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_module_of_several_names_is_compiled() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+            self.outer = nn.Sequential(self.inner, self.first)
+            self.tied = nn.Linear(8, 8)
+            self.tied.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.tied(self.outer(self.inner(self.first(x))))
+
+    model, x = Shared().eval(), torch.randn(4, 8)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.reports, "the model runs as it is"
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is value for name, value in before.items())

@@ -29,6 +29,16 @@ class UnservedError(Exception):
     """The model needs torch.export."""
 
 
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, tied ones under all of their names; a module of several names has one here."""
+    found: dict[str, torch.Tensor] = {}
+    for kind in ("_parameters", "_buffers"):
+        for prefix, module in model.named_modules():
+            own = vars(module)[kind].items()
+            found |= {f"{prefix}.{n}".lstrip("."): t for n, t in own if t is not None}
+    return found
+
+
 def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> fx.GraphModule:
     """The graph of one run on fake tensors.
 
@@ -38,8 +48,7 @@ def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, ob
     from .._torch import compiling_state_context, reparametrize_module
 
     leaves, in_spec = pytree.tree_flatten((args, dict(kwargs)))
-    state: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    state |= dict(model.named_buffers(remove_duplicate=False))
+    state = _state(model)
     plain = (torch.Tensor, nn.Parameter, nn.Buffer)
     if any(type(t) not in plain for t in (*leaves, *state.values())):
         raise UnservedError("an input is no tensor, or a tensor is of a class of its own")

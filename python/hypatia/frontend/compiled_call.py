@@ -40,18 +40,22 @@ def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequen
     """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
     random = RandomState(devices_of(inputs))
     before = State(changed_tensors(captured, inputs), device_of(inputs))
-    outline = model.outline()
+    outline = model.hypatia_outline()
     results = []
     with torch.no_grad():
         for call in (captured, model):
-            with _buffers_kept(model.inner, before):
+            with _buffers_kept(model.hypatia_model, before):
                 found = pytree.tree_leaves(call(*inputs))
                 # Results may lie in what is changed.
                 kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
                 results.append([*kept, *(t.clone() for t in before.tensors)])
             before.restore()
             random.restore()
-        return model.outline() == outline and len(results[0]) == len(results[1]) and all(map(agree, *results))
+        return (
+            model.hypatia_outline() == outline
+            and len(results[0]) == len(results[1])
+            and all(map(agree, *results))
+        )
 
 
 def _buffers_kept(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:
@@ -178,7 +182,7 @@ class CompiledCall:
         self.report = report
         if opened:
             self.open = found.ranges
-        outline = self._flat.outline()
+        outline = self._flat.hypatia_outline()
         numbers = [i for i in self._places if not self.signature.is_tensor(i)]
         self.single, self.effects = outline.single, bool(outline.effects)
         self.take = taker(self.signature.spec, self.signature.kinds, numbers, outline.owned())

@@ -22,12 +22,13 @@ class FlatModel(nn.Module):
     """Calls a model with arguments of one structure, of which it takes the tensors and open numbers.
 
     Parameters, buffers and modules are the model's own, under their names. Lists, dictionaries and objects
-    among the arguments are copies; what a call changes in them is part of its outline.
+    among the arguments are copies; what a call changes in them is part of its outline. Its own attributes have
+    names that no model has.
     """
 
-    inner: nn.Module
+    hypatia_model: nn.Module
     forward: Callable[..., tuple[torch.Tensor, ...]]
-    outline: Callable[[], Outline]
+    hypatia_outline: Callable[[], Outline]
     """What the last call returned beside tensors."""
 
     def __init__(self, model: nn.Module, signature: Signature, opened: Sequence[int] = ()) -> None:
@@ -36,7 +37,7 @@ class FlatModel(nn.Module):
         for name in ("_parameters", "_buffers", "_modules"):
             own[name] = vars(model)[name]
         own["training"] = model.training
-        own["inner"] = model
+        own["hypatia_model"] = model
         build = builder(signature.spec, signature.kinds, opened)
         outlines: list[Outline] = []
 
@@ -52,17 +53,17 @@ class FlatModel(nn.Module):
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         own["forward"] = forward
         # Functions: what they hold is not the state of a module.
-        own["outline"] = lambda: outlines[0]
-        own["build"] = build
+        own["hypatia_outline"] = lambda: outlines[0]
+        own["hypatia_build"] = build
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """The model's, of which this is none."""
-        return self.inner.named_modules(*args, **kwargs)
+        return self.hypatia_model.named_modules(*args, **kwargs)
 
     def as_called(self, inputs: Sequence[Any]) -> object:
         """What the model returns for flat inputs."""
-        args, kwargs = vars(self)["build"](inputs)
-        return self.inner(*args, **kwargs)
+        args, kwargs = vars(self)["hypatia_build"](inputs)
+        return self.hypatia_model(*args, **kwargs)
 
 
 def _outlined(

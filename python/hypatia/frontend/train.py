@@ -78,7 +78,7 @@ class Trained:
             return
         try:
             self._compile(inputs, options, self._dynamic(dims))
-            outline = self._flat.outline()
+            outline = self._flat.hypatia_outline()
             self.single = outline.single
             self.take = taker(signature.spec, signature.kinds, (), outline.owned())
             self.finish = outline.finisher()
