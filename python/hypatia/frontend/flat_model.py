@@ -22,7 +22,7 @@ class FlatModel(nn.Module):
     """Calls a model with arguments of one structure, of which it takes the tensors and open numbers.
 
     Parameters, buffers and modules are the model's own, under their names. Lists, dictionaries and objects
-    among the arguments are copies; what a call changes in them is part of its outline. Its own attributes have
+    among the arguments are copies; what a call changes in them is part of its outline. Its attributes have
     names that no model has.
     """
 
