@@ -12,6 +12,8 @@ from torch import nn
 
 import hypatia
 from hypatia._torch import pytree
+from hypatia.execute import choose, timing
+from hypatia.frontend.dynamo import collecting
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -348,3 +350,34 @@ def test_lengths_settle_after_two_compilations_in_training() -> None:
     assert len(kept) <= 2
     assert any(t.open for t in kept.values())
     assert compiled._captured is None, "torch.compile was asked"
+
+
+class Deciding(nn.Module):
+    """What it does depends on values, so that it cannot be exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        return self.second(torch.relu(y)) if x.sum() > 0 else y
+
+
+@pytest.mark.parametrize("faster", ["plan", "kept"])
+def test_a_model_that_cannot_be_exported_runs_by_torch_compile(
+    faster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as it is from some call on, if that is faster."""
+    torch._dynamo.reset()
+    model = Deciding().eval()
+    monkeypatch.setattr(choose, "LATER", (3,))
+    monkeypatch.setattr(timing, "instead", lambda names: {n: 1.0 if n == faster else 2.0 for n in names})
+    with torch.no_grad(), collecting() as reports:
+        compiled = hypatia.compile(model, torch.ones(4, 16))
+        for number in range(24):
+            x = torch.full((4, 16), 1.0 if number % 2 else -1.0) * (1 + number)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert reports, "no graph was compiled"
+    (entry,) = compiled._entries.values()
+    assert entry.by_torch == (faster == "kept")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
 from .cuda_graph import Room
 from .described import Described, described
-from .folding import folded_bytes, watch
+from .folding import folded_bytes
 from .outputs import Finish
 from .plans import CONVOLUTION, Planner, cudnn_settings
 from .recorded_plan import Recorded
 from .weight_changes import are_steady
+from .weights_in_use import Bound, Plan, Weights
 
 log = logging.getLogger(__name__)
 
@@ -33,41 +33,6 @@ KEPT = 64
 """Sets of sizes for which a graph keeps a plan."""
 LAYERS = 128
 """Sets of weights for which it keeps plans: equal layers of a model may call one graph in turns."""
-
-Plan = _native.BoundPlan | _native.BoundCudaPlan | Recorded
-Bound = tuple[Plan, Finish]
-"""A bound plan, and what makes results of what it returns."""
-
-
-class Weights:
-    """One set of weights that a graph is called with, and the plans that are bound to it."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.bound: dict[tuple[int, ...], Bound] = {}
-        """Plans by sizes."""
-        self.gone: set[tuple[int, ...]] = set()
-        """Sizes whose plans gave way to others."""
-        self._memory: list[torch.Tensor] = []
-        self._alive: list[weakref.ref[torch.Tensor]] = []
-
-    def hold(self, ids: list[int], weights: Sequence[torch.Tensor]) -> None:
-        """Plans are bound to these. A plan knows whether the objects with these numbers are still the same.
-        Their memory is kept until they are gone or others are in their place: so long no other memory can
-        lie at the same address."""
-        self.ids = ids
-        self._memory = [w.detach() for w in weights]
-        self._alive = watch(self, weights)
-
-    def forget(self) -> None:
-        """Drops the plans: a weight is gone, or a setting is another one."""
-        self.bound.clear()
-        self.gone.clear()
-        self._memory.clear()
-
-    def leave(self) -> None:
-        """Stops watching the weights: somebody else takes the plans, or they go."""
-        self._alive = []
 
 
 class Binding:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import _torch
+from ..execute import choose
+from ..verifier.first_call import device_of
+from .compiled_call import CompiledCall
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +33,20 @@ def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]
             return model(*args, **kwargs)
 
     return call
+
+
+def contest(entry: CompiledCall, captured: Callable[..., Any], leaves: Sequence[object]) -> None:
+    """Runs a model by torch.compile, and as it is from some call on if that turns out to be faster."""
+    model = entry.model
+
+    def ended(calls: int, seconds: dict[str, float], won: bool) -> None:
+        entry.later, entry.by_torch = None, not won
+        if won:
+            log.info("the model runs as it is: after %d calls that is faster: %s", calls, seconds)
+
+    entry.later = choose.Rematch(
+        lambda call: (captured(*call[0], **call[1]),),
+        lambda call: (model(*call[0], **call[1]),),
+        device_of(leaves),
+        ended,
+    )

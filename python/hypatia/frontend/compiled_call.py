@@ -19,6 +19,7 @@ from ..capture.op_facts import changed_inputs
 from ..capture.records import path_of, value_of
 from ..capture.trace import Ranges
 from ..compiler.report import GraphReport
+from ..errors import UnsupportedError
 from ..execute import choose
 from ..execute.agreement import agree
 from ..execute.changes import State
@@ -102,7 +103,9 @@ class CompiledCall:
         self.filled = False
         """It has done so since: what it keeps may be there now."""
         self.by_torch = False
-        """Calls are torch.compile's: numbers of it are others every time."""
+        """Calls are torch.compile's: numbers of it are others every time, or it cannot be exported."""
+        self.later: choose.Rematch | None = None
+        """Whether torch.compile is faster than the model is seen at later calls."""
         self.effects = False
         """A call changes lists, dictionaries or objects that it is given."""
         self.signature = signature
@@ -135,8 +138,12 @@ class CompiledCall:
             log.info("the model runs as it is: %s", reason)
             self.changes_itself = True
             return
-        except Exception:
+        except UnsupportedError:
             log.info("the model runs as it is: it cannot be exported", exc_info=True)
+            return
+        except Exception:
+            log.info("the model runs by torch.compile: it cannot be exported", exc_info=True)
+            self.by_torch = True
             return
         if dims and set(opened) - {self._places[i] for i, d in found.ranges if d is None}:
             # A number that was to be open is part of the graph.

@@ -11,7 +11,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import fx, nn
@@ -21,7 +21,7 @@ from .._torch import pytree
 from ..compiler.report import GraphReport
 from ..locks import COMPILING, uncollected
 from ..options import Options
-from .by_torch import by_torch
+from .by_torch import by_torch, contest
 from .call_key import Signature, contiguous, signature_of
 from .compiled_call import CompiledCall
 from .stand_in import StandIn
@@ -179,9 +179,10 @@ class CompiledModel(StandIn):
         entry = self.prepare(*args, **kwargs)
         if entry is None:
             return self.model(*args, **kwargs)
-        if entry.by_torch:
-            return self._by_torch()(*args, **kwargs)
-        return entry(args, kwargs)
+        if entry.by_torch and entry.later is not None:
+            (results,) = cast(tuple[object], entry.later([args, kwargs]))
+            return results
+        return self._by_torch()(*args, **kwargs) if entry.by_torch else entry(args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> CompiledCall | None:
         """Compiles for these inputs, if that was not done before; none if the model runs as it is."""
@@ -215,6 +216,8 @@ class CompiledModel(StandIn):
             if entry is None and self._is_restless(key):
                 entry = CompiledCall(self.model, signature, leaves, self._options, compiled=False)
             entry = entry or self._new(signature, leaves)
+        if entry.by_torch and entry.later is None:
+            contest(entry, self._by_torch(), leaves)
         before = self._entries.pop(key, None)
         if before is not None and before.filled:
             # It was no cache that is filled once.

@@ -164,6 +164,12 @@ fn activations() -> Vec<Rule> {
         "softmax-of-exp": Canon Wider,
             "(div (exp (sub ?x (amax ?x ?d true))) (sum (exp (sub ?x (amax ?x ?d true))) ?d true))"
             => "(softmax ?x ($only ?d))";
+        // Kernels of half precision compute in fp32 and round once.
+        "softmax-f32": Canon Exact, "(softmax_f32 ?x ?d)" => "(softmax (cast ?x f32) ?d)";
+        "log-softmax-f32": Canon Exact, "(log_softmax_f32 ?x ?d)" => "(log_softmax (cast ?x f32) ?d)";
+        "softmax-cast": Canon Wider, "(cast (softmax (cast ?x f32) ?d) ?e)" => "(softmax ?x ?d)" if "(widens ?x f32)";
+        "log-softmax-cast": Canon Wider, "(cast (log_softmax (cast ?x f32) ?d) ?e)" => "(log_softmax ?x ?d)"
+            if "(widens ?x f32)";
         "log-of-softmax": Canon Wider, "(log (softmax ?x ?d))" => "(log_softmax ?x ?d)";
         "exp-of-log-softmax": Canon Wider, "(exp (log_softmax ?x ?d))" => "(softmax ?x ?d)";
     }
