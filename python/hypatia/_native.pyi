@@ -10,6 +10,7 @@ from typing_extensions import Self
 __all__ = [
     "BoundCudaPlan",
     "BoundPlan",
+    "CudaPlanRest",
     "HypatiaError",
     "KeptProgram",
     "NativePlan",
