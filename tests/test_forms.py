@@ -207,8 +207,11 @@ class Replayed:
         self.results = run()
 
     def replay(self) -> None:
-        leaves = torch.utils._pytree.tree_leaves
-        for place, value in zip(leaves(self.results), leaves(self._run()), strict=True):
+        written, again = (
+            torch.utils._pytree.tree_leaves(r.early if isinstance(r, Rest) else r)
+            for r in (self.results, self._run())
+        )
+        for place, value in zip(written, again, strict=True):
             if isinstance(place, torch.Tensor):
                 place.copy_(value)
 
@@ -365,6 +368,16 @@ def test_a_graph_that_changes_a_cache_is_recorded(
             assert len(runs) >= 3
 
 
+class Rest:
+    """In place of the last steps of a plan: the results that the first ones wrote, and nothing more."""
+
+    def __init__(self, early: list[torch.Tensor | None]) -> None:
+        self.early = early
+
+    def __call__(self, _: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+
 class Planned:
     """In place of a plan on a GPU: adds to a sum in place, draws a number, and returns both."""
 
@@ -375,6 +388,9 @@ class Planned:
         self.runs += 1
         total.add_(x)
         return total * 2, torch.rand(3)
+
+    def begin(self, stream: int, *inputs: torch.Tensor) -> Rest:
+        return Rest(list(self(stream, *inputs)))
 
     def current(self) -> bool:
         return True
@@ -450,3 +466,50 @@ def test_a_cache_of_which_there_is_no_room_for_copies(recorded: Any, monkeypatch
         plan(0, torch.ones(3), total)
     assert not plan._known
     torch.testing.assert_close(total, torch.full((3,), 5.0))
+
+
+class Doubled(Rest):
+    """Its last steps write twice what the first ones wrote, and add one to that."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        super().__init__([None, first, None])
+        self.streams: list[int] = []
+
+    def __call__(self, stream: int) -> tuple[torch.Tensor, ...]:
+        self.streams.append(stream)
+        assert self.early[1] is not None
+        late = (self.early[1] * 2, self.early[1] * 3)
+        self.early[1].add_(1)
+        return late
+
+
+class WithLateResults(Planned):
+    """In place of a plan whose last steps follow the recording."""
+
+    def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, total = inputs
+        return 2 * (x + total), x + total + 1, 3 * (x + total)
+
+    def begin(self, _: int, *inputs: torch.Tensor) -> Rest:
+        x, total = inputs
+        return Doubled(x + total)
+
+
+def test_late_results_are_new_at_every_call(replays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_plan, "CudaGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    inputs = (torch.ones(3), torch.zeros(3))
+    plan = WithLateResults()
+    recorded = recorded_plan.Recorded(plan, torch.device("cpu"), inputs, cuda_graph.Room(0))  # type: ignore[arg-type]
+    ((_, recording),) = recorded._known.items()
+    given, found = [], []
+    for _ in range(4):
+        given.append((torch.randn(3), torch.randn(3)))
+        results = recorded(0, *given[-1])
+        assert results is not None
+        found.append(results)
+    # All are as they were returned, the copy of an early one after the last steps wrote to it.
+    for x, results in zip(given, found, strict=True):
+        torch.testing.assert_close(results, plan(0, *x))
+    assert len({r.data_ptr() for results in found for r in results}) == 12
+    assert recording._graph.results.streams[-1:] == [0]

@@ -10,6 +10,7 @@ from typing_extensions import Self
 __all__ = [
     "BoundCudaPlan",
     "BoundPlan",
+    "CudaPlanRest",
     "HypatiaError",
     "KeptProgram",
     "NativePlan",
@@ -108,11 +109,25 @@ class BoundCudaPlan:
         like: BoundCudaPlan | None = None,
     ) -> Self: ...
     def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...] | None: ...
+    def begin(self, stream: int, *inputs: torch.Tensor) -> CudaPlanRest | None:
+        """Runs the first steps, for a recording, and returns what runs the others."""
+
     def current(self) -> bool: ...
     def refusal(self, *inputs: torch.Tensor) -> str: ...
     def bytes(self) -> tuple[int, int]: ...
     def kinds(self) -> list[str]: ...
     def is_native(self) -> bool: ...
+
+@final
+class CudaPlanRest:
+    """The last steps of a plan, which follow a recording of the first ones."""
+
+    @property
+    def early(self) -> list[torch.Tensor | None]:
+        """Outputs that the first steps have to do with, in memory that is always the same."""
+
+    def __call__(self, stream: int) -> tuple[torch.Tensor, ...]:
+        """Runs the last steps; the other outputs, in new memory."""
 
 def weight_state(tensor: torch.Tensor) -> tuple[int, int, int]:
     """The state of a weight: its version counter, where it lies, and a sum over some of its elements."""

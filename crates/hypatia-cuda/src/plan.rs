@@ -3,8 +3,10 @@
 mod apart;
 mod device;
 mod norm;
+mod part;
 mod product;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_runtime::kernels::call::{Call, Strided};
@@ -15,25 +17,34 @@ use crate::codegen::{self, Operand as Lying};
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
 use crate::kernel::Loaded;
-use crate::replay::Replay;
 pub use crate::setting::Setting;
 use crate::{Error, Result};
 pub use device::Cuda;
 use norm::Norm;
+pub use part::{Part, is_late, late};
 use product::{Product, Sums};
 
 /// Addresses that torch's allocator hands out are multiples of this.
 const ALIGNMENT: usize = 16;
 const WORKSPACE: usize = 256;
-/// Graphs kept for sets of addresses.
-const GRAPHS: usize = 8;
 
 enum Ready {
-    Nothing,
+    Torch,
     Product(Box<Product>),
     Sums(Sums),
     Norm(Norm),
     Kernel(Loaded),
+}
+
+impl Ready {
+    /// Whether nothing of it is torch's.
+    fn is_native(&self) -> bool {
+        match self {
+            Ready::Torch => false,
+            Ready::Product(product) => !product.calls_torch(),
+            Ready::Sums(_) | Ready::Norm(_) | Ready::Kernel(_) => true,
+        }
+    }
 }
 
 /// A plan with its constants, ready to run.
@@ -46,7 +57,7 @@ pub struct Bound {
     calls: Vec<Box<dyn Call>>,
     values: usize,
     workspace: usize,
-    replay: Replay,
+    whole: Part,
     /// Launches of one call are not mixed with those of another, since they share memory.
     turn: Mutex<()>,
 }
@@ -115,21 +126,29 @@ impl Bound {
                     };
                     Ready::Kernel(codegen::rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])?.load(device)?)
                 }
-                Task::Torch(_) => Ready::Nothing,
+                Task::Torch(_) => Ready::Torch,
             });
         }
         Ok(Bound {
             device,
             places,
+            whole: Part::new(0..steps.len(), steps.iter().all(Ready::is_native)),
             steps,
             constants: constants.to_vec(),
             calls,
             values,
             workspace,
-            replay: Replay::new(GRAPHS),
             turn: Mutex::new(()),
             plan,
         })
+    }
+
+    /// Some of its steps, to be run by [`Bound::run_part`].
+    pub fn part(&self, steps: Range<usize>) -> Part {
+        let end = steps.end.min(self.steps.len());
+        let steps = steps.start.min(end)..end;
+        let is_native = self.steps[steps.clone()].iter().all(Ready::is_native);
+        Part::new(steps, is_native)
     }
 
     /// Bytes of device memory that a call needs beside inputs and outputs.
@@ -144,8 +163,7 @@ impl Bound {
 
     /// Whether all steps are our own.
     pub fn is_native(&self) -> bool {
-        let ours = |ready: &Ready| !matches!(ready, Ready::Product(product) if product.calls_torch());
-        self.calls.is_empty() && self.steps.iter().all(ours)
+        self.whole.replay.is_some()
     }
 
     /// How each linear layer is computed, in the order of the steps.
@@ -163,25 +181,46 @@ impl Bound {
     /// Every address is that of its value, dense and aligned, on the device; outputs and the arena overlap nothing else,
     /// and all of it lives until the stream is done.
     pub unsafe fn run(&self, stream: Stream, inputs: &[u64], outputs: &[u64], arena: u64) -> Result<()> {
+        // SAFETY: promised by the caller.
+        unsafe { self.run_part(&self.whole, stream, inputs, outputs, arena) }
+    }
+
+    /// Runs the steps of a part on a stream.
+    ///
+    /// # Safety
+    /// As of [`Bound::run`], but for outputs that these steps do not use. The part is of this plan, and the steps before
+    /// it have run on the same inputs, outputs and arena, and are done before these on the stream.
+    pub unsafe fn run_part(
+        &self,
+        part: &Part,
+        stream: Stream,
+        inputs: &[u64],
+        outputs: &[u64],
+        arena: u64,
+    ) -> Result<()> {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
             return Err(Error::unsupported("another number of inputs or outputs"));
+        }
+        if part.steps.is_empty() {
+            return Ok(());
         }
         let _current = self.device.enter()?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let launch = |stream: Stream| {
-            for (at, (step, ready)) in self.plan.steps.iter().zip(&self.steps).enumerate() {
+            for at in part.steps.clone() {
+                let (step, ready) = (&self.plan.steps[at], &self.steps[at]);
                 // SAFETY: promised by the caller.
                 unsafe { self.step(stream, step, ready, inputs, outputs, arena) }
                     .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", step.name())))?;
             }
             Ok(())
         };
-        if !self.is_native() {
+        let Some(replay) = &part.replay else {
             return launch(stream);
-        }
+        };
         let addresses: smallvec::SmallVec<[u64; 8]> = inputs.iter().chain(outputs).chain([&arena]).copied().collect();
         // SAFETY: promised by the caller; constants and kernels live as long as this.
-        unsafe { self.replay.run(stream, &addresses, launch) }
+        unsafe { replay.run(stream, &addresses, launch) }
     }
 
     /// # Safety

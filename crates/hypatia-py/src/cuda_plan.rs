@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::cuda_rest::CudaPlanRest;
 use crate::plan::{Expected, NativePlan, call, dispatched, given, unfit};
 use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
@@ -26,12 +27,14 @@ const STREAMS: usize = 8;
 /// A plan with its constants, on a GPU.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct BoundCudaPlan {
-    runnable: Runnable,
-    gpu: u32,
+    pub(crate) runnable: Runnable,
+    pub(crate) gpu: u32,
     inputs: Vec<Expected>,
-    outputs: Vec<Expected>,
+    pub(crate) outputs: Vec<Expected>,
     watched: Vec<Watched>,
-    exchange: Exchange,
+    pub(crate) exchange: Exchange,
+    /// The first of the steps that a recording leaves to its calls.
+    pub(crate) late: Option<usize>,
     /// What a call returns: outputs from zero on, inputs from -1 on downwards, or nothing; the outputs if not given.
     returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
@@ -124,6 +127,7 @@ impl BoundCudaPlan {
                 .map(|id| Expected::seen(plan.plan(), *id))
                 .collect(),
             outputs: expected(&plan.plan().outputs),
+            late: plan.late(),
             runnable,
             gpu,
             watched,
@@ -154,6 +158,22 @@ impl BoundCudaPlan {
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         caught(|| self.run(py, stream, inputs))
+    }
+
+    /// Runs the first steps, for a recording, and returns what runs the others, on the same inputs; none as a call.
+    #[pyo3(signature = (stream, *inputs))]
+    fn begin(
+        slf: PyRef<'_, Self>,
+        py: Python<'_>,
+        stream: usize,
+        inputs: &Bound<'_, PyTuple>,
+    ) -> PyResult<Option<CudaPlanRest>> {
+        caught(|| {
+            let Some(given) = slf.given(py, inputs)? else {
+                return Ok(None);
+            };
+            CudaPlanRest::begin(py, slf.into(), stream, inputs, given).map(Some)
+        })
     }
 
     /// Why a call returns none on these inputs.
@@ -190,12 +210,8 @@ impl BoundCudaPlan {
 }
 
 impl BoundCudaPlan {
-    fn run<'py>(
-        &self,
-        py: Python<'py>,
-        stream: usize,
-        inputs: &Bound<'py, PyTuple>,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    /// Where inputs are, if they are what the plan was made for and no watched tensor changed.
+    fn given(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<Vec<u64>>> {
         if inputs.len() != self.inputs.len() || !self.current(py)? {
             return Ok(None);
         }
@@ -203,9 +219,18 @@ impl BoundCudaPlan {
             return Ok(None);
         };
         let given: Vec<u64> = given.iter().map(|m| m.0 as u64).collect();
-        if given.iter().any(|a| a % 16 != 0) {
+        Ok(given.iter().all(|a| a % 16 == 0).then_some(given))
+    }
+
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        stream: usize,
+        inputs: &Bound<'py, PyTuple>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some(given) = self.given(py, inputs)? else {
             return Ok(None);
-        }
+        };
         let device = Device::get(self.gpu).map_err(failed)?;
         let on = device.stream(stream);
         let mut fresh = Vec::with_capacity(self.outputs.len());
@@ -243,17 +268,11 @@ impl BoundCudaPlan {
     /// Memory of the values in between for a stream. Recordings of the user's get memory of their own, which torch keeps
     /// for their replays.
     fn arena(&self, py: Python<'_>, stream: usize, capturing: bool) -> PyResult<(u64, Option<Py<PyAny>>)> {
-        let bytes = self.runnable.arena_bytes();
-        if bytes == 0 {
+        if self.runnable.arena_bytes() == 0 {
             return Ok((0, None));
         }
-        let make = || -> PyResult<(Py<PyAny>, u64)> {
-            let fresh = self.exchange.allocate(DType::U8, &[bytes as i64], Some(self.gpu))?;
-            let address = fresh.data() as u64;
-            Ok((fresh.into_object(py)?.unbind(), address))
-        };
         if capturing {
-            let (object, address) = make()?;
+            let (object, address) = self.new_arena(py)?;
             return Ok((address, Some(object)));
         }
         // Torch may let go of the GIL while it frees or allocates; whoever takes it then must not wait for this with it.
@@ -264,8 +283,16 @@ impl BoundCudaPlan {
         if arenas.len() >= STREAMS {
             arenas.clear();
         }
-        let (object, address) = make()?;
+        let (object, address) = self.new_arena(py)?;
         arenas.insert(stream, (object, address));
         Ok((address, None))
+    }
+
+    /// Memory of the values in between, and where it is.
+    pub(crate) fn new_arena(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, u64)> {
+        let bytes = self.runnable.arena_bytes() as i64;
+        let fresh = self.exchange.allocate(DType::U8, &[bytes], Some(self.gpu))?;
+        let address = fresh.data() as u64;
+        Ok((fresh.into_object(py)?.unbind(), address))
     }
 }

@@ -3,6 +3,7 @@
 mod call;
 mod cuda;
 mod cuda_plan;
+mod cuda_rest;
 mod devices;
 mod plan;
 mod results;
@@ -377,6 +378,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<plan::NativePlan>()?;
     m.add_class::<plan::BoundPlan>()?;
     m.add_class::<cuda_plan::BoundCudaPlan>()?;
+    m.add_class::<cuda_rest::CudaPlanRest>()?;
     m.add_class::<watch::Watch>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hypatia_core::ty::DType;
+use hypatia_cuda::plan::late;
 use hypatia_runtime::device::Device;
 use hypatia_runtime::kernels::call::Call;
 use hypatia_runtime::lower::plan::{Lowered, Returned, TorchCall};
@@ -58,6 +59,12 @@ impl NativePlan {
         &self.plan
     }
 
+    /// The first of the steps that a recording leaves to its calls, if it leaves some. Nothing is changed before a call
+    /// can fail for want of memory.
+    pub fn late(&self) -> Option<usize> {
+        self.changes.is_empty().then(|| late(&self.plan)).flatten()
+    }
+
     /// Where constants are, if they are what the plan was made for.
     pub fn constant_memories(
         &self,
@@ -97,6 +104,7 @@ struct Description<'a> {
     keeps: &'a [usize],
     masks: &'a [usize],
     changes: &'a [usize],
+    late: Option<usize>,
 }
 
 /// A dense tensor that a plan takes or makes.
@@ -154,6 +162,7 @@ impl NativePlan {
                 keeps: &self.keeps,
                 masks: &self.masks,
                 changes: &self.changes,
+                late: self.late(),
             })
         })
     }

@@ -173,9 +173,22 @@ impl Exchange {
                 managed,
                 exchange: *self,
             }),
-            _ => Err(PyRuntimeError::new_err(format!("no memory for a result: {message}"))),
+            _ => Err(no_memory(&message)),
         }
     }
+}
+
+/// Torch's own error where a GPU has no memory left: callers catch it to try something smaller.
+fn no_memory(message: &str) -> PyErr {
+    let text = format!("no memory for a result: {message}");
+    let torchs = |py: Python<'_>| -> PyResult<PyErr> {
+        let kind = py.import("torch")?.getattr("OutOfMemoryError")?;
+        Ok(PyErr::from_value(kind.call1((&text,))?))
+    };
+    if !message.contains("CUDA out of memory") {
+        return PyRuntimeError::new_err(text);
+    }
+    Python::attach(torchs).unwrap_or_else(|_| PyRuntimeError::new_err(text.clone()))
 }
 
 /// A tensor on memory of ours, with all that it refers to.

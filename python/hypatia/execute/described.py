@@ -59,6 +59,8 @@ class Described(TypedDict):
     masks: list[int]
     changes: list[int]
     """Inputs that it changes."""
+    late: int | None
+    """The first of the steps that follow a recording of those before, on a GPU."""
 
 
 def described(plan: _native.NativePlan) -> Described:

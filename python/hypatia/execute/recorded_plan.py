@@ -1,6 +1,7 @@
 """Plans with calls into torch, recorded as CUDA graphs.
 
-Inputs are copied in and results out. What a plan changes is used where the caller has it, so that a
+Inputs are copied in and results out, but for large ones: the last steps of a plan, which write those, follow
+the recording and write into new memory. What a plan changes is used where the caller has it, so that a
 recording is for these addresses; at others the plan runs, until these come again and again.
 """
 
@@ -67,7 +68,7 @@ class Recorded:
         if not self.bound.current() or not known.accepts(inputs):
             return None
         with self._lock, torch.no_grad():
-            return known(inputs)
+            return known(stream, inputs)
 
     def _run_and_record(self, key: Addresses, stream: int, inputs: Tensors) -> Tensors | None:
         """Runs the plan, and records it where it was called so often before."""
@@ -95,7 +96,7 @@ class Recorded:
 
     def _is_right(self, recording: _Recording, inputs: Tensors, expected: Tensors, after: State) -> bool:
         with torch.no_grad():
-            results = recording(inputs)
+            results = recording(self._stream, inputs)
         return after.is_now() and all(agree(a, b) for a, b in zip(results, expected, strict=True))
 
     def _record(self, key: Addresses, inputs: Tensors) -> _Recording | None:
@@ -149,11 +150,14 @@ class _Recording:
         # Nothing here keeps the memory of what is changed: its owner gives it at every call.
         given = list(inputs)
 
-        def run() -> Tensors:
-            results = bound(_torch.cuda_stream(index), *given)
-            if results is None:
+        def run() -> _native.CudaPlanRest:
+            rest = bound.begin(_torch.cuda_stream(index), *given)
+            if rest is None:
                 raise RuntimeError(f"the plan does not run: {bound.refusal(*given)}")
-            return results
+            return rest
+
+        def warm() -> None:
+            run()(_torch.cuda_stream(index))
 
         with torch.inference_mode(False), torch.no_grad():
             for i in self._places:
@@ -161,7 +165,9 @@ class _Recording:
                 given[i] = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
             self._inputs = [given[i] for i in self._places]
             before = torch.cuda.memory_reserved(index)
-            self._graph = CudaGraph(index, run, warm=run)
+            self._graph = CudaGraph(index, run, warm=warm)
+        self._early = self._graph.results.early
+        self._has_late = None in self._early
         self.bytes = sum(t.numel() * t.element_size() for t in self._inputs)
         self.bytes += max(0, torch.cuda.memory_reserved(index) - before)
 
@@ -172,12 +178,13 @@ class _Recording:
             for like, given in zip(self._like, inputs, strict=True)
         )
 
-    def __call__(self, inputs: Tensors) -> Tensors:
-        """The results, in memory of their own."""
+    def __call__(self, stream: int, inputs: Tensors) -> Tensors:
+        """The results, in memory of their own; the stream is the current one."""
         for kept, i in zip(self._inputs, self._places, strict=True):
             kept.copy_(inputs[i])
         self._graph.replay()
-        return tuple(r.clone() for r in self._graph.results)
+        late = iter(self._graph.results(stream) if self._has_late else ())
+        return tuple(next(late) if r is None else r.clone() for r in self._early)
 
 
 def _leave_all(room: Room, owner: int, known: dict[Addresses, _Recording]) -> None:

@@ -4,6 +4,7 @@ use hypatia_core::ir::program::Program;
 use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::ty::Ty;
 use hypatia_core::{Options, optimize};
+use hypatia_cuda::plan::{is_late, late};
 use hypatia_runtime::device::Registered;
 use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
 use hypatia_runtime::plan::Task;
@@ -16,6 +17,11 @@ fn lowered(text: &str) -> Lowered {
 }
 
 fn lowered_as(text: &str, wish: &Wish) -> Lowered {
+    lowered_with(text, 1, wish)
+}
+
+/// The plan of a program with so many results.
+fn lowered_with(text: &str, results: usize, wish: &Wish) -> Lowered {
     let mut program = parse(text, Weights::Frozen).unwrap();
     let gpu = program.leaves.devices.index("cuda:0").unwrap();
     for input in &mut program.leaves.inputs {
@@ -25,7 +31,7 @@ fn lowered_as(text: &str, wish: &Wish) -> Lowered {
     }
     let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
-    lower(&optimized, 1, wish).unwrap()
+    lower(&optimized, results, wish).unwrap()
 }
 
 const ROTATED: &str = "(let q (permute (reshape x:bf16[2,5,32] [2,5,4,8]) [0,2,1,3]))
@@ -173,4 +179,63 @@ fn convolutions_have_channels_last_and_fuse_with_what_follows() {
         })
         .collect();
     assert_eq!(calls, [[648, 1, 72, 8], [1296, 1, 144, 16]]);
+}
+
+/// Attention by torch, a product with a vocabulary, and what follows.
+fn language(vocabulary: usize, results: &[&str]) -> Lowered {
+    let text = format!(
+        "(let q (reshape x:bf16[8,4,512,64] [8,4,512,64]))
+(let a (reshape (permute (attention q q q none false none) [0,2,1,3]) [8,512,256]))
+(let n (rms_norm a [256] g:bf16[256] 1e-5))
+(let logits (linear w:bf16[{vocabulary},256] none n))
+(tuple {})",
+        results.join(" ")
+    );
+    lowered_with(&text, results.len(), &Wish::on(CUDA))
+}
+
+fn names_of_late(lowered: &Lowered) -> Vec<String> {
+    let from = late(&lowered.plan).unwrap_or(lowered.plan.steps.len());
+    lowered.plan.steps[from..].iter().map(Task::name).collect()
+}
+
+#[test]
+fn a_large_last_result_follows_a_recording() {
+    for vocabulary in [50257, 50264] {
+        let lowered = language(vocabulary, &["logits"]);
+        assert_eq!(names_of_late(&lowered), ["linear"]);
+        let from = lowered.plan.steps.len() - 1;
+        assert_eq!(
+            (late(&lowered.plan), is_late(&lowered.plan, from)),
+            (Some(from), vec![true])
+        );
+    }
+}
+
+#[test]
+fn what_is_made_of_a_large_result_follows_too() {
+    let lowered = language(50257, &["logits", "(sum (exp logits) [-1] false)"]);
+    let names = names_of_late(&lowered);
+    assert!(names.len() > 1 && names[0] == "linear", "{names:?}");
+}
+
+#[test]
+fn results_that_are_written_before_are_copied() {
+    let lowered = language(50257, &["n", "logits"]);
+    assert_eq!(names_of_late(&lowered), ["linear"]);
+    let from = late(&lowered.plan).unwrap();
+    let flags = is_late(&lowered.plan, from);
+    let bytes = lowered.plan.outputs.iter().map(|id| lowered.plan.values[*id].bytes());
+    let found: Vec<_> = bytes.zip(flags).collect();
+    assert_eq!(found, [(8 * 512 * 256 * 2, false), (8 * 512 * 50257 * 2, true)]);
+}
+
+#[test]
+fn small_results_are_copied() {
+    // A copy takes less than a launch.
+    let small = language(64, &["logits"]);
+    assert_eq!(late(&small.plan), None);
+    // Only one step, and nothing to record before it.
+    let alone = lowered("(tuple (linear w:bf16[50257,256] none x:bf16[4096,256]))");
+    assert_eq!((alone.plan.steps.len(), late(&alone.plan)), (1, None));
 }
