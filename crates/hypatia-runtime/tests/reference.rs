@@ -162,10 +162,10 @@ fn the_cpu_computes_what_the_reference_device_does_on_its_plans() {
 fn images_with_channels_last_mean_the_same() {
     let convolved = "(let a (conv (cast x:[2,6,5,4] bf16) w:bf16[8,6,1,1] b:bf16[8] [1,1] [0,0] [1,1] 1))";
     for rest in [
-        "(relu (batch_norm a g:bf16[8] h:bf16[8] m:[8] (exp v:[8]) 1e-5))",
+        "(relu (batch_norm a g:[8] h:[8] m:[8] (exp v:[8]) 1e-5))",
         "(relu (batch_norm a none none m:[8] (exp v:[8]) 1e-5))",
         "(getitem (native_batch_norm a g:bf16[8] h:bf16[8] m:bf16[8] (exp v:bf16[8]) 1e-5 0.1) 0)",
-        "(batch_norm (sub (cast y:[2,8,5,4] bf16) a) g:bf16[8] h:bf16[8] m:[8] (exp v:[8]) 1e-5)",
+        "(batch_norm (sub (cast y:[2,8,5,4] bf16) a) g:[8] h:[8] m:[8] (exp v:[8]) 1e-5)",
         "(neg (mul (getitem (split a [3,3,2] -3) 0) (slice a -3 3 6 1)))",
         "(leaky_relu (slice a -2 1 4 1) 0.2)",
         "(tanh (permute a [0,2,3,1]))",
