@@ -171,6 +171,12 @@ def stable_soft_max(x: torch.Tensor) -> torch.Tensor:
 EXTREME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "var_mean": mean_of_var_mean,
     "hardswish": hard_swish,
+    "hard-swish": lambda x: F.hardswish(x) * 1.0,
+    "hardsigmoid": lambda x: F.hardsigmoid(x) * 1.0,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2) * 1.0,
+    "elu": lambda x: F.elu(x, 1.5) * 1.0,
+    "softplus": lambda x: F.softplus(x, 2.0, 30.0) * 1.0,
+    "mish": lambda x: F.mish(x) * 1.0,
     "softmax": soft_max,
     "stable-softmax": stable_soft_max,
     "relu6": lambda x: F.relu6(x) * 1.0,

@@ -49,7 +49,7 @@ pub struct Abilities {
     pub aligned_attention: bool,
     /// Attention writes its result in the order in which its query lies in memory.
     pub attention_as_query: bool,
-    /// Images of 16-bit convolutions have their channels last, and such a convolution writes where it is told.
+    /// Images of convolutions have their channels last, and such a convolution writes where it is told.
     pub channels_last: bool,
     /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
     /// 16 bits first, as eager torch does on this device.

@@ -11,8 +11,9 @@ use hypatia_core::eval::{Mode, Val};
 use hypatia_core::ir::node::Op;
 use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::random::Random;
+use hypatia_core::ty::DType;
 use hypatia_core::{Options, optimize};
-use hypatia_runtime::device::{Device, Registered};
+use hypatia_runtime::device::{Abilities, Device, Registered};
 use hypatia_runtime::lower::plan::{Lowered, Wish, lower};
 use hypatia_runtime::plan::{Cpu, Memory, Setting};
 use hypatia_runtime::reference::{self, Reference};
@@ -23,6 +24,13 @@ use programs::{PLANNED, VIEWED};
 
 const CPU: &[Registered] = &[("cpu", &cpu::ABILITIES)];
 const REFERENCE: &[Registered] = &[("cpu", &reference::ABILITIES)];
+const IMAGES: &[Registered] = &[(
+    "cpu",
+    &Abilities {
+        channels_last: true,
+        ..reference::ABILITIES
+    },
+)];
 
 /// A plan with numbers for its constants and inputs, and what the program's results are.
 struct Sample {
@@ -46,6 +54,13 @@ fn numbers(value: &Val) -> Vec<f64> {
     }
 }
 
+/// Numbers of 16 bits as they lie in memory, two in the place of one.
+fn pairs(numbers: &[f64]) -> Vec<f32> {
+    let bits = |v: &f64| u32::from(half::bf16::from_f64(*v).to_bits());
+    let pair = |p: &[f64]| f32::from_bits(bits(&p[0]) | p.get(1).map_or(0, bits) << 16);
+    numbers.chunks(2).map(pair).collect()
+}
+
 fn sample(text: &str, devices: &'static [Registered]) -> Sample {
     let program = parse(text, Weights::Frozen).unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
@@ -59,7 +74,13 @@ fn sample(text: &str, devices: &'static [Registered]) -> Sample {
     };
     let chosen: BTreeMap<Id, Val> = optimized.output.eval(&leaf, Mode::Real).unwrap();
     let meant = program.eval(&leaf, Mode::Real).unwrap();
-    let single = |id: &Id| numbers(&chosen[id]).iter().map(|v| *v as f32).collect();
+    let single = |id: &Id| {
+        let numbers = numbers(&chosen[id]);
+        match optimized.output.ty(*id).tensor().map(|t| t.dtype) {
+            Some(DType::BF16) => pairs(&numbers),
+            _ => numbers.iter().map(|v| *v as f32).collect(),
+        }
+    };
     let results = program.node(program.root).children.iter();
     Sample {
         constants: lowered.constants.iter().map(single).collect(),
@@ -134,6 +155,28 @@ fn the_cpu_computes_what_the_reference_device_does_on_its_plans() {
             .map(|r| r.iter().map(|v| f64::from(*v)).collect())
             .collect();
         compare(text, &outputs, &right, 1e-5);
+    }
+}
+
+#[test]
+fn images_with_channels_last_mean_the_same() {
+    let convolved = "(let a (conv (cast x:[2,6,5,4] bf16) w:bf16[8,6,1,1] b:bf16[8] [1,1] [0,0] [1,1] 1))";
+    for rest in [
+        "(relu (batch_norm a g:[8] h:[8] m:[8] (exp v:[8]) 1e-5))",
+        "(relu (batch_norm a none none m:[8] (exp v:[8]) 1e-5))",
+        "(getitem (native_batch_norm a g:bf16[8] h:bf16[8] m:bf16[8] (exp v:bf16[8]) 1e-5 0.1) 0)",
+        "(batch_norm (sub (cast y:[2,8,5,4] bf16) a) g:[8] h:[8] m:[8] (exp v:[8]) 1e-5)",
+        "(neg (mul (getitem (split a [3,3,2] -3) 0) (slice a -3 3 6 1)))",
+        "(leaky_relu (slice a -2 1 4 1) 0.2)",
+        "(tanh (permute a [0,2,3,1]))",
+        "(add a (permute (silu (cast y:[2,5,4,8] bf16)) [0,3,1,2]))",
+        "(conv (hardswish a) u:bf16[4,8,1,1] none [1,1] [0,0] [1,1] 1)",
+    ] {
+        let text = format!("{convolved}\n(tuple (cast {rest} f32))");
+        let mut sample = sample(&text, IMAGES);
+        let outputs = run(&Reference, (), (), &mut sample);
+        // Constants are rounded to 16 bits.
+        compare(&text, &outputs, &sample.expected, 2e-2);
     }
 }
 

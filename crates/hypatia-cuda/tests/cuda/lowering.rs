@@ -239,3 +239,120 @@ fn small_results_are_copied() {
     let alone = lowered("(tuple (linear w:bf16[50257,256] none x:bf16[4096,256]))");
     assert_eq!((alone.plan.steps.len(), late(&alone.plan)), (1, None));
 }
+
+/// What the steps of a plan do, copies apart from other pointwise work.
+fn steps(text: &str) -> Vec<String> {
+    let name = |step: &Task| match step {
+        Task::Region(r) if r.region.meaning().instructions.is_empty() => "copy".to_owned(),
+        Task::Region(_) => "pointwise".to_owned(),
+        Task::Rows(r) => format!("{:?}", r.rows.op()).to_lowercase(),
+        other => other.name(),
+    };
+    lowered(text).plan.steps.iter().map(name).collect()
+}
+
+#[test]
+fn convolutions_of_fp32_have_channels_last_and_stay_convolutions() {
+    // torch allows TF32 in convolutions, not in products.
+    let text = BLOCK.replace("bf16", "f32");
+    let lowered = lowered(&text);
+    let targets: Vec<&str> = lowered.calls.iter().map(|c| c.target.as_str()).collect();
+    assert_eq!(targets[..3], ["aten.cudnn_convolution.default"; 3]);
+    assert_eq!(lowered.orders.iter().flatten().count(), 3);
+    assert_eq!(targets.len(), 4, "three convolutions and the pool");
+    let found = steps(&text);
+    let count = |name: &str| found.iter().filter(|s| *s == name).count();
+    // A region after each and that of the input; the result is laid as torch has it.
+    assert_eq!((count("pointwise"), count("copy")), (4, 1), "{found:?}");
+    assert_eq!(found.len(), targets.len() + 5, "{found:?}");
+}
+
+#[test]
+fn batch_norms_that_stay_are_pointwise() {
+    for (dtype, statistics) in [("bf16", "bf16"), ("bf16", "f32"), ("f32", "f32")] {
+        for (norm, items) in [("batch_norm", ""), ("native_batch_norm", "0.1")] {
+            let vector = |name: &str| format!("{name}:{statistics}[16]");
+            let parameters = ["g", "h", "m", "v"].map(vector).join(" ");
+            let normed = format!("({norm} c {parameters} 1e-5 {items})");
+            let normed = if items.is_empty() {
+                normed
+            } else {
+                format!("(getitem {normed} 0)")
+            };
+            let found = steps(&format!(
+                "(let a (conv x:{dtype}[2,8,9,9] w1:{dtype}[8,8,3,3] none [1,1] [1,1] [1,1] 1))
+(let c (cat -3 a (relu a)))
+(tuple (conv (relu {normed}) w2:{dtype}[8,16,3,3] none [1,1] [1,1] [1,1] 1) c)"
+            ));
+            let convolution = "aten.convolution.default";
+            let cat = "aten.cat.default";
+            let want = [convolution, "pointwise", cat, "pointwise", convolution, "copy"];
+            assert_eq!(found, want, "{norm} of {dtype} by {statistics}");
+        }
+    }
+}
+
+#[test]
+fn activations_of_several_ops_are_part_of_regions() {
+    for call in [
+        "hardswish a",
+        "hardsigmoid a",
+        "leaky_relu a 0.1",
+        "elu a 1.5",
+        "softplus a 2.0 20.0",
+        "mish a",
+    ] {
+        let found = steps(&format!(
+            "(let a (conv x:bf16[2,8,9,9] w:bf16[8,8,3,3] b:bf16[8] [1,1] [1,1] [1,1] 1))
+(tuple (reshape (permute ({call}) [0,2,3,1]) [162,8]))"
+        ));
+        assert_eq!(found, ["aten.convolution.default", "pointwise"], "{call}");
+    }
+}
+
+#[test]
+fn images_stay_as_they_lie() {
+    let image = "(let a (conv x:bf16[2,8,9,9] w:bf16[8,8,3,3] none [1,1] [1,1] [1,1] 1))";
+    let convolution = "aten.convolution.default";
+    // Squeeze and excite: torch's mean over the places, a product over channels, and a factor for each channel.
+    let squeezed = format!(
+        "{image}
+(let m (conv (mean a [-2,-1] true) v:bf16[8,8,1,1] c:bf16[8] [1,1] [0,0] [1,1] 1))
+(tuple (reshape (permute (mul a (sigmoid m)) [0,2,3,1]) [162,8]))"
+    );
+    assert_eq!(
+        steps(&squeezed),
+        [convolution, "aten.mean.dim", "linear", "pointwise", "pointwise"]
+    );
+    // The last pooling and the classifier, in both ways to write them.
+    for pooled in [
+        "(mean a [-2,-1] false)",
+        "(reshape (adaptive_avg_pool2d a [1,1]) [2,8])",
+    ] {
+        let classified = format!("{image}\n(tuple (linear v:bf16[4,8] none {pooled}))");
+        assert_eq!(steps(&classified), [convolution, "aten.mean.dim", "linear"], "{pooled}");
+    }
+    // Parts of the channels.
+    let parts = format!(
+        "{image}
+(let l (split a [4,4] -3))
+(tuple (reshape (permute (cat -3 (getitem l 0) (neg (getitem l 1))) [0,2,3,1]) [162,8]))"
+    );
+    assert_eq!(steps(&parts), [convolution, "pointwise", "aten.cat.default"]);
+    // The model has them last itself for a while: the bias is added where the norm reads, and the residual where it lies.
+    let last = format!(
+        "{image}
+(let d (conv a u:bf16[8,1,3,3] b:bf16[8] [1,1] [1,1] [1,1] 8))
+(let n (layer_norm (permute d [0,2,3,1]) [8] g:bf16[8] h:bf16[8] 1e-6))
+(let r (add a (permute (mul (gelu (linear v:bf16[8,8] none n)) s:bf16[8]) [0,3,1,2])))
+(tuple (reshape (permute r [0,2,3,1]) [162,8]))"
+    );
+    let want = [
+        convolution,
+        convolution,
+        "layernorm { eps: 1e-6 }",
+        "linear",
+        "pointwise",
+    ];
+    assert_eq!(steps(&last), want);
+}

@@ -1,6 +1,7 @@
 //! The chosen program as a plan: linear layers with what follows them, fused pointwise regions, views
 //! as names, and calls into torch for the rest.
 
+mod activations;
 mod calls;
 mod effects;
 mod gradients;

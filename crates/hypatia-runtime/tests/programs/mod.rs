@@ -16,6 +16,13 @@ pub const PLANNED: &[(&str, usize)] = &[
         4,
     ),
     ("(tuple (relu (addmm b:[9] x:[5,7] w:[7,9])) (mm y:[2,7] w))", 2),
+    // Activations of several ops.
+    ("(tuple (tanh (hardswish (mul 4.0 x:[5,7]))))", 1),
+    ("(tuple (tanh (hardsigmoid (mul 4.0 x:[5,7]))))", 1),
+    ("(tuple (tanh (leaky_relu x:[5,7] 0.2)))", 1),
+    ("(tuple (tanh (elu x:[5,7] 1.5)))", 1),
+    ("(tuple (tanh (softplus (mul 4.0 x:[5,7]) 2.0 3.0)))", 1),
+    ("(tuple (tanh (mish x:[5,7])))", 1),
     // Two products that are added: one step takes the other's result.
     (
         "(tuple (add (linear w1:[9,7] none (tanh x:[5,7])) (linear w2:[9,8] none (tanh y:[5,8]))))",

@@ -1,8 +1,9 @@
-//! Images with their channels last: convolutions of 16 bits run fastest so, and what follows them fuses.
+//! Images with their channels last: convolutions on tensor cores run fastest so, and what follows them fuses.
 //!
 //! A pass over the inlined program. Every image that a convolution makes is held with its channels last, and seen as
-//! torch has it by a view. A convolution with a window of one is a linear layer over channels; the bias of another
-//! one is added after it, in the region of what follows.
+//! torch has it by a view. A 16-bit convolution with a window of one is a linear layer over channels (in fp32 torch
+//! lets convolutions take TF32, and products not); the bias of another one is added after it, in the region of what
+//! follows. Batch norms are pointwise ops there.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -14,7 +15,9 @@ use hypatia_core::ty::{DType, TensorType, Ty};
 use rustc_hash::FxHashMap;
 
 use super::inline::Inlined;
-use super::pointwise::lane;
+use super::no_plan;
+use super::pointwise::has_code;
+use super::slopes::wide;
 use crate::error::Result;
 
 /// Dimensions of an image with its channels last, and back.
@@ -26,7 +29,7 @@ pub(super) const ORDER: [usize; 4] = [0, 2, 3, 1];
 
 /// Whether an element type's convolutions are to have channels last.
 pub(super) fn serves(dtype: DType) -> bool {
-    matches!(dtype, DType::BF16 | DType::F16)
+    matches!(dtype, DType::BF16 | DType::F16 | DType::F32)
 }
 
 /// The program with channels last, if it has convolutions that gain by it.
@@ -84,13 +87,14 @@ impl Turned<'_> {
                 self.last.insert(id, last);
                 self.permuted(last, &FIRST)?
             }
-            None => self.as_it_is(id)?,
+            None => match self.without_image(id)? {
+                Some(new) => new,
+                None => self.as_it_is(id)?,
+            },
         };
         self.place.insert(id, new);
-        if turned.is_none() && self.is_pool(id) {
-            // Its result lies as what it reads.
-            let last = self.permuted(new, &LAST)?;
-            self.last.insert(id, last);
+        if !weight && turned.is_none() {
+            self.note_last(id, new)?;
         }
         let nodes = self.made.program.nodes().len();
         self.made.weight.resize(nodes, false);
@@ -119,8 +123,14 @@ impl Turned<'_> {
         };
         let children = &source.program.node(id).children;
         let name = table().row(*op).name;
+        if let Some(operands) = self.batch_norm(id) {
+            return self.normed(&operands).map(Some);
+        }
+        if let Some((x, true)) = self.whole_mean(id) {
+            return self.mean(x, true).map(Some);
+        }
         let concatenated = name == "cat" && self.int(children[0]) == Some(-3);
-        if !concatenated && lane(name).is_none() || !children.iter().any(|c| self.last.contains_key(c)) {
+        if !concatenated && !has_code(name) || !children.iter().any(|c| self.last.contains_key(c)) {
             return Ok(None);
         }
         let Some(out) = image(source.program.ty(id)).cloned() else {
@@ -148,7 +158,8 @@ impl Turned<'_> {
         let ones = |i: usize, value: i64| ints(i).is_some_and(|v| v.iter().all(|n| *n == value));
         let (weight, none) = (shape(w), source.ty(b).attr().is_some());
         let one = weight[2..].iter().all(|n| n.is(1)) && ones(3, 1) && ones(4, 0);
-        if one && self.int(operands[6]) == Some(1) {
+        let narrow = source.ty(id).tensor().is_some_and(|t| t.dtype != DType::F32);
+        if one && narrow && self.int(operands[6]) == Some(1) {
             let x = self.with_last(x)?;
             let sizes = Attr::Ints(weight[..2].to_vec().into());
             let sizes = self.made.program.attr(sizes);
@@ -164,6 +175,85 @@ impl Turned<'_> {
             true => Ok(last),
             false => self.op("add", [last, self.place[&b]]),
         }
+    }
+
+    /// The operands of a batch norm of images by given statistics.
+    fn batch_norm(&self, id: Id) -> Option<Vec<Id>> {
+        let source = &self.source.program;
+        let norm = match self.name(id) {
+            "batch_norm" => id,
+            "getitem" if self.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
+            _ => return None,
+        };
+        let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
+        let is_norm = matches!(self.name(norm), "batch_norm" | "native_batch_norm");
+        (is_norm && known).then(|| source.node(norm).children.to_vec())
+    }
+
+    /// A batch norm with channels last, rounded once as torch does. Parameters are expanded before anything is computed
+    /// of them, so that all of it is one region.
+    fn normed(&mut self, operands: &[Id]) -> Result<Id> {
+        let x = self.with_last(operands[0])?;
+        let Some(t) = self.made.program.ty(x).tensor().cloned() else {
+            return Err(no_plan("a norm of no tensor"));
+        };
+        let within = wide(t.dtype);
+        let sizes = self.made.program.attr(Attr::Ints(t.shape.clone()));
+        let mut parameters = [None; 4];
+        for (parameter, operand) in parameters.iter_mut().zip(&operands[1..5]) {
+            if self.source.program.ty(*operand).tensor().is_some() {
+                let expanded = self.op("expand", [self.place[operand], sizes])?;
+                *parameter = Some(self.cast(expanded, within)?);
+            }
+        }
+        let [weight, bias, Some(mean), Some(var)] = parameters else {
+            return Err(no_plan("a norm without statistics"));
+        };
+        let x = self.cast(x, within)?;
+        let centered = self.op("sub", [x, mean])?;
+        let spread = self.op("add", [var, self.place[&operands[5]]])?;
+        let mut factor = self.op("rsqrt", [spread])?;
+        if let Some(weight) = weight {
+            factor = self.op("mul", [factor, weight])?;
+        }
+        let mut y = self.op("mul", [centered, factor])?;
+        if let Some(bias) = bias {
+            y = self.op("add", [y, bias])?;
+        }
+        self.cast(y, t.dtype)
+    }
+
+    fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
+        if self.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
+            return Ok(id);
+        }
+        let dtype = self.made.program.attr(Attr::DType(dtype));
+        self.op("cast", [id, dtype])
+    }
+
+    /// The image with channels last of which a node is the mean over all places, and whether those are kept as
+    /// dimensions of size one. torch's own kernel reads such an image in the order in which it lies.
+    fn whole_mean(&self, id: Id) -> Option<(Id, bool)> {
+        let source = &self.source.program;
+        let children = &source.node(id).children;
+        let ints = |i: usize| self.ints(children[i]);
+        let keep = match self.name(id) {
+            "adaptive_avg_pool2d" => (ints(1)? == [1, 1]).then_some(true)?,
+            "mean" => {
+                let mut dims = ints(1)?;
+                dims.sort_unstable();
+                let keep = source.ty(children[2]).attr() == Some(&Attr::Bool(true));
+                (dims == [-2, -1]).then_some(keep)?
+            }
+            _ => return None,
+        };
+        Some((*self.last.get(&children[0])?, keep))
+    }
+
+    fn mean(&mut self, x: Id, keep: bool) -> Result<Id> {
+        let dims = self.made.program.attr(Attr::ints(&[-3, -2]));
+        let keep = self.made.program.attr(Attr::Bool(keep));
+        self.op("mean", [x, dims, keep])
     }
 
     /// An operand that broadcasts to an image, with channels last.
@@ -191,15 +281,61 @@ impl Turned<'_> {
         }
     }
 
-    /// Whether a node is a pooling of an image that has channels last.
-    fn is_pool(&self, id: Id) -> bool {
-        let node = self.source.program.node(id);
-        let Op::Row(op) = &node.op else {
-            return false;
+    /// What is no image any more, and best taken from one with channels last.
+    fn without_image(&mut self, id: Id) -> Result<Option<Id>> {
+        if let Some((x, false)) = self.whole_mean(id) {
+            return self.mean(x, false).map(Some);
+        }
+        let children = &self.source.program.node(id).children;
+        // The model itself puts the channels last.
+        let turns = self.name(id) == "permute" && self.ints(children[1]).is_some_and(|order| order == LAST);
+        Ok(children
+            .first()
+            .and_then(|x| self.last.get(x))
+            .copied()
+            .filter(|_| turns))
+    }
+
+    /// Notes how a node lies with channels last that was added as it is.
+    fn note_last(&mut self, id: Id, new: Id) -> Result<()> {
+        let source = &self.source.program;
+        let children = &source.node(id).children;
+        if image(source.ty(id)).is_none() || children.is_empty() {
+            return Ok(());
+        }
+        let from = match self.name(id) {
+            // What the model had with channels last.
+            "permute" if self.ints(children[1]).is_some_and(|order| order == FIRST) => {
+                self.last.insert(id, self.place[&children[0]]);
+                return Ok(());
+            }
+            // One of several results is of what the call reads.
+            "getitem" => source
+                .node(children[0])
+                .children
+                .first()
+                .filter(|_| matches!(self.name(children[0]), "split" | "native_max_pool2d")),
+            "slice" | "contiguous" | "detach" | "alias" => Some(&children[0]),
+            name if is_pool(name) => Some(&children[0]),
+            _ => None,
         };
-        is_pool(table().row(*op).name)
-            && self.last.contains_key(&node.children[0])
-            && image(self.source.program.ty(id)).is_some()
+        if from.is_some_and(|x| self.last.contains_key(x)) {
+            // It lies as what it reads.
+            let last = self.permuted(new, &LAST)?;
+            self.last.insert(id, last);
+        }
+        Ok(())
+    }
+
+    fn name(&self, id: Id) -> &'static str {
+        match &self.source.program.node(id).op {
+            Op::Row(op) => table().row(*op).name,
+            _ => "",
+        }
+    }
+
+    fn ints(&self, id: Id) -> Option<Vec<i64>> {
+        self.source.program.ty(id).attr().and_then(Attr::known_ints)
     }
 
     fn int(&self, id: Id) -> Option<i64> {
@@ -218,7 +354,10 @@ impl Turned<'_> {
 
 /// Whether an op pools images: its result lies in memory as its operand does.
 pub(super) fn is_pool(name: &str) -> bool {
-    matches!(name, "max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d")
+    matches!(
+        name,
+        "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d"
+    )
 }
 
 fn image(ty: &Ty) -> Option<&TensorType> {

@@ -7,6 +7,7 @@ use hypatia_core::ops::promote;
 use hypatia_core::ty::{DType, Ty};
 use rustc_hash::FxHashMap;
 
+use super::activations::is_activation;
 use super::slopes::is_gradient;
 use super::{Lowering, no_plan, numbers};
 use crate::error::Result;
@@ -44,7 +45,7 @@ impl Lowering<'_> {
         let Ok((shape, _)) = self.shape(id) else {
             return false;
         };
-        if lane(self.name(id)).is_none() && !is_gradient(self.name(id)) {
+        if !has_code(self.name(id)) {
             return false;
         }
         let mut made = Making::over(&shape);
@@ -261,6 +262,9 @@ impl Lowering<'_> {
         {
             return self.slope(id, g, x, made);
         }
+        if is_activation(name) {
+            return self.activation(id, made);
+        }
         let op = match name {
             "cast" => Lane::Cast(dtype),
             _ => lane(name).ok_or_else(|| no_plan(format!("the op {name}")))?,
@@ -363,8 +367,13 @@ impl Making {
     }
 }
 
+/// Whether a region can compute a row, on some dtypes at least.
+pub(super) fn has_code(name: &str) -> bool {
+    lane(name).is_some() || is_activation(name) || is_gradient(name)
+}
+
 /// The vector op of a pointwise row.
-pub(super) fn lane(name: &str) -> Option<Lane> {
+fn lane(name: &str) -> Option<Lane> {
     match name {
         "cast" => Some(Lane::Cast(DType::F32)),
         _ => Lane::named(name),

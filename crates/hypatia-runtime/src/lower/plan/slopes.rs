@@ -32,7 +32,7 @@ impl Lowering<'_> {
             made.push(Instruction::new(Lane::Where, [off, zero, g]))
         } else {
             // Rounded once, as torch does.
-            let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+            let wide = wide(dtype);
             let mut code = Code { made, wide };
             let (g, x) = (code.cast(g, dtype, wide), code.cast(x, dtype, wide));
             let slope = code.slope(self.name(id), x)?;
@@ -44,22 +44,27 @@ impl Lowering<'_> {
     }
 }
 
+/// The type in which functions of a type are computed.
+pub(super) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// Code on numbers of one type.
-struct Code<'a> {
-    made: &'a mut Making,
-    wide: DType,
+pub(super) struct Code<'a> {
+    pub(super) made: &'a mut Making,
+    pub(super) wide: DType,
 }
 
 impl Code<'_> {
-    fn one(&mut self, op: Lane, x: usize) -> usize {
+    pub(super) fn one(&mut self, op: Lane, x: usize) -> usize {
         self.made.push(Instruction::new(op, [x]))
     }
 
-    fn two(&mut self, op: Lane, x: usize, y: usize) -> usize {
+    pub(super) fn two(&mut self, op: Lane, x: usize, y: usize) -> usize {
         self.made.push(Instruction::new(op, [x, y]))
     }
 
-    fn cast(&mut self, x: usize, from: DType, to: DType) -> usize {
+    pub(super) fn cast(&mut self, x: usize, from: DType, to: DType) -> usize {
         if from == to { x } else { self.one(Lane::Cast(to), x) }
     }
 

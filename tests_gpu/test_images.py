@@ -1,0 +1,120 @@
+"""Convolutional nets in plans: images with channels last, what follows, and torch's settings of cuDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from test_plans import _assert_right, _compiled
+from torch import nn
+from torch.nn import functional as F
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    """A convolution, something between, and a convolution with a window of one."""
+
+    def __init__(self, between: Function | nn.Module, channels: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        self.between = between
+        self.second = nn.Conv2d(channels, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(x))).mean((2, 3))
+
+
+class Dense(nn.Module):
+    """A layer of a DenseNet: a norm of images put together, which no convolution takes over."""
+
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(64, affine=affine)
+        nn.init.uniform_(self.norm.running_mean, -1, 1)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.norm(torch.cat([x, x.tanh()], 1)))
+
+
+class Excited(nn.Module):
+    """Squeeze and excite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        squeezed = F.hardswish(x).mean((2, 3), keepdim=True)
+        return x * F.hardsigmoid(self.up(F.relu(self.down(squeezed))))
+
+
+class Turned(nn.Module):
+    """A block of a ConvNeXt, which has channels last itself for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 32, 7, padding=3, groups=32)
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.scale = nn.Parameter(torch.rand(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        return x + (self.down(F.gelu(self.up(y))) * self.scale).permute(0, 3, 1, 2)
+
+
+def _crossed(x: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, 1)
+    return torch.cat([left, F.leaky_relu(right, 0.1) + left], 1)
+
+
+BETWEEN: dict[str, tuple[Callable[[], Function | nn.Module], int]] = {
+    "hardswish": (lambda: F.hardswish, 32),
+    "leaky_relu": (lambda: lambda x: F.leaky_relu(x, 0.1), 32),
+    "elu": (lambda: F.elu, 32),
+    "softplus": (lambda: F.softplus, 32),
+    "mish": (lambda: F.mish, 32),
+    "norm of images put together": (Dense, 64),
+    "norm without parameters": (lambda: Dense(affine=False), 64),
+    "squeeze and excite": (Excited, 32),
+    "channels last": (Turned, 32),
+    "parts of channels": (lambda: _crossed, 32),
+    "pools": (lambda: lambda x: F.avg_pool2d(F.max_pool2d(x, 2), 3, 1, 1).relu(), 32),
+    "one place": (lambda: lambda x: F.adaptive_avg_pool2d(x, 1), 32),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_nets() -> str:
+    """Nets in three dtypes; images as torch lays them, and with channels last from the first."""
+    for name, (between, channels) in BETWEEN.items():
+        for dtype in DTYPES:
+            for form in (torch.contiguous_format, torch.channels_last):
+                torch.manual_seed(0)
+                model = Net(between(), channels).cuda().to(dtype).eval()
+                x = torch.randn(4, 3, 18, 14, device="cuda").to(dtype).to(memory_format=form)
+                try:
+                    compiled = _compiled(model, x)
+                    with torch.no_grad():
+                        for _ in range(4):
+                            _assert_right(compiled(x), model, x)
+                except Exception as error:
+                    raise AssertionError(f"{name} in {dtype}, {form}") from error
+    return f"{2 * len(DTYPES) * len(BETWEEN)} cases"
+
+
+def check_tf32_as_torch_allows_it() -> str:
+    """Convolutions of fp32 are as exact as eager's, before and after the setting is changed."""
+    torch.manual_seed(0)
+    model = Net(nn.Conv2d(32, 32, 3, padding=1)).cuda().eval()
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+    errors = {}
+    with torch.no_grad():
+        compiled = _compiled(model, x)
+        for allowed in (True, False, True):
+            with torch.backends.cudnn.flags(allow_tf32=allowed):
+                for _ in range(4):
+                    _assert_right(compiled(x), model, x)
+                errors[allowed] = (compiled(x) - model(x)).abs().max().item()
+    return f"difference to eager with TF32 {errors[True]:.1e}, without {errors[False]:.1e}"
