@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use super::inline::Inlined;
 use super::pointwise::lane;
 use crate::error::Result;
+use crate::operand::Operand;
 
 /// Dimensions of an image with its channels last, and back.
 const LAST: [i64; 4] = [0, 2, 3, 1];
@@ -23,6 +24,12 @@ const FIRST: [i64; 4] = [0, 3, 1, 2];
 
 /// The order in which the dimensions of an image, or of a convolution's weight, lie with channels last.
 pub(super) const ORDER: [usize; 4] = [0, 2, 3, 1];
+
+/// The strides of an image of this shape with channels last.
+pub(super) fn channels_last_strides(shape: &[usize]) -> Vec<isize> {
+    let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
+    Operand::dense(0, &lying).permuted(&[0, 3, 1, 2]).strides
+}
 
 /// Whether an element type's convolutions are to have channels last.
 pub(super) fn serves(dtype: DType) -> bool {
