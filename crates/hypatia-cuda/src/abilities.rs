@@ -33,5 +33,7 @@ pub const ABILITIES: Abilities = Abilities {
     aligned_attention: true,
     attention_as_query: true,
     channels_last: true,
+    // A row of a larger window does not fit into the registers of a thread.
+    depthwise: Some(31),
     whole_addends: true,
 };

@@ -1,4 +1,4 @@
-//! CUDA C++ text of pointwise regions, row ops, column sums, norms and losses.
+//! CUDA C++ text of pointwise regions, row ops, column sums, norms, losses and depthwise convolutions.
 //!
 //! Regions and row ops ([`Region`](hypatia_runtime::kernels::region::Region),
 //! [`Rowwise`](hypatia_runtime::kernels::rowwise::Rowwise)) mean here what they mean on a CPU. Strides, inner sizes and
@@ -7,6 +7,7 @@
 
 mod body;
 mod columns;
+mod depthwise;
 mod loss;
 mod norms;
 mod pack;
@@ -19,6 +20,7 @@ mod split;
 mod tests;
 
 pub use columns::{Columns, columns};
+pub use depthwise::Depthwise;
 use hypatia_core::ty::DType;
 pub use loss::{Loss, cross_entropy};
 pub use norms::{Norm, NormBackward};

@@ -10,13 +10,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_runtime::kernels::call::{Call, Strided};
-use hypatia_runtime::plan::{LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId};
+use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId};
 
 use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
-use crate::kernel::Loaded;
+use crate::kernel::{Kernel, Loaded};
 pub use crate::setting::Setting;
 use crate::{Error, Result};
 pub use device::Cuda;
@@ -126,6 +126,7 @@ impl Bound {
                     };
                     Ready::Kernel(codegen::rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])?.load(device)?)
                 }
+                Task::Depthwise(d) => Ready::Kernel(depthwise(&plan, d)?.load(device)?),
                 Task::Torch(_) => Ready::Torch,
             });
         }
@@ -281,6 +282,15 @@ impl Bound {
                 // SAFETY: promised by the caller.
                 unsafe { kernel.launch(stream, &addresses) }
             }
+            (Task::Depthwise(d), Ready::Kernel(kernel)) => {
+                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::smallvec![operand(&d.x)?, value(d.w)?];
+                for o in d.inputs.iter().flatten() {
+                    addresses.push(operand(o)?);
+                }
+                addresses.push(value(d.output)?);
+                // SAFETY: promised by the caller.
+                unsafe { kernel.launch(stream, &addresses) }
+            }
             (Task::Torch(t), _) => self.torch(t, &value),
             _ => Err(Error::unsupported("a step without a kernel")),
         }
@@ -335,6 +345,22 @@ impl Bound {
         // SAFETY: the addresses are those of the values, as `run` promises.
         unsafe { call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
     }
+}
+
+/// The kernel of a convolution of each channel by itself.
+fn depthwise(plan: &Plan, d: &DepthwiseStep) -> Result<Kernel> {
+    let (&[_, height, width, _], &[n, oh, ow, channels]) = (&d.x.shape[..], &d.shape[..]) else {
+        return Err(Error::unsupported("a convolution of what are no images"));
+    };
+    let convolution = codegen::Depthwise {
+        window: d.window,
+        image: [height, width],
+        shape: [n, oh, ow, channels],
+        x: lying(plan, &d.x),
+        after: &d.after,
+        inputs: d.inputs.iter().map(|o| o.as_ref().map(|o| lying(plan, o))).collect(),
+    };
+    convolution.kernel()
 }
 
 /// How an operand of a kernel lies in memory.

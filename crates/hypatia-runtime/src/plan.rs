@@ -16,7 +16,8 @@ use crate::cpu::linear::Packed;
 use crate::error::Error;
 use crate::kernels::call::Call;
 pub use crate::step::{
-    ColumnStep, Gradient, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep, Value, ValueId,
+    ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, TorchStep,
+    Value, ValueId, Window,
 };
 use crate::tuning::Database;
 pub use device::Cpu;

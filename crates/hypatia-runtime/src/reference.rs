@@ -19,7 +19,7 @@ use crate::kernels::call::Call;
 use crate::kernels::region::{Instruction, Op, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
-use crate::step::{ColumnStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId};
+use crate::step::{ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId};
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
 pub const ABILITIES: Abilities = Abilities {
@@ -97,7 +97,7 @@ fn unsupported(why: impl Into<String>) -> Error {
 fn is_served(step: &Task) -> bool {
     match step {
         Task::Linear(l) => l.gradient.keeps.is_none() && l.gradient.masked.is_none(),
-        Task::Region(_) | Task::Rows(_) | Task::Columns(_) | Task::Norm(_) => true,
+        Task::Region(_) | Task::Rows(_) | Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => true,
         Task::Torch(_) => false,
     }
 }
@@ -119,6 +119,7 @@ impl Running<'_> {
             Task::Rows(r) => self.rows(r),
             Task::Columns(c) => self.columns(c),
             Task::Norm(n) => self.norm(n),
+            Task::Depthwise(d) => self.depthwise(d),
             Task::Torch(t) => Err(unsupported(format!("the reference device has no {}", t.name))),
         }
     }
@@ -234,6 +235,29 @@ impl Running<'_> {
         let first = ints((0..c.rows as i64).map(|d| d - rank));
         let mut sums = eval("sum", &[array(&self.read(&c.x)), first, attr(Attr::Bool(false))])?;
         self.values[c.output] = sums.remove(0).data;
+        Ok(())
+    }
+
+    fn depthwise(&mut self, d: &DepthwiseStep) -> Result<()> {
+        let ([kh, kw], channels) = (d.window.size, d.shape[3]);
+        let numbers = |list: [usize; 2]| ints(list.map(|n| n as i64));
+        // As the op table has them: channels first.
+        let x = self.read(&d.x.permuted(&[0, 3, 1, 2]));
+        let weight = Operand::dense(d.w, &[kh, kw, channels, 1]).permuted(&[2, 3, 0, 1]);
+        let operands = [
+            array(&x),
+            array(&self.read(&weight)),
+            attr(Attr::None),
+            numbers(d.window.stride),
+            numbers(d.window.padding),
+            numbers(d.window.dilation),
+            attr(Attr::int(channels as i64)),
+        ];
+        let made = array(&(eval("conv", &operands)?.remove(0), x.1));
+        let last = eval("permute", &[made, ints([0, 2, 3, 1])])?.remove(0);
+        let given = |o: &Option<Operand>| o.as_ref().map_or_else(|| (last.clone(), x.1), |o| self.read(o));
+        let inputs = d.inputs.iter().map(given).collect();
+        self.values[d.output] = region(&d.after, inputs, &d.shape)?.remove(0).0.data;
         Ok(())
     }
 

@@ -136,6 +136,38 @@ pub struct RowStep {
     pub dense: Vec<isize>,
 }
 
+/// How the window of a convolution moves over an image: along its height, then along its width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Elements of the window.
+    pub size: [usize; 2],
+    /// From one place of the window to the next.
+    pub stride: [usize; 2],
+    /// Zeros before the image, and behind it.
+    pub padding: [usize; 2],
+    /// From one element of the window to the next.
+    pub dilation: [usize; 2],
+}
+
+/// A convolution of each channel by itself, over images with channels last, with the pointwise work that follows it.
+#[derive(Debug)]
+pub struct DepthwiseStep {
+    /// Images: `[n, height, width, channels]`, with channels side by side.
+    pub x: Operand,
+    /// Weight: the channels of each element of the window, densely.
+    pub w: ValueId,
+    /// How the window moves.
+    pub window: Window,
+    /// What follows.
+    pub after: Region,
+    /// What that reads, in the shape of the result; none is the convolution itself.
+    pub inputs: Vec<Option<Operand>>,
+    /// The shape of the result, with channels last.
+    pub shape: Vec<usize>,
+    /// What is written, densely.
+    pub output: ValueId,
+}
+
 /// A call into torch.
 #[derive(Debug)]
 pub struct TorchStep {
@@ -162,6 +194,8 @@ pub enum Task {
     Columns(Box<ColumnStep>),
     /// A norm of a training step.
     Norm(Box<NormStep>),
+    /// A convolution of each channel by itself.
+    Depthwise(Box<DepthwiseStep>),
     /// A call into torch.
     Torch(TorchStep),
 }
@@ -202,6 +236,11 @@ impl Task {
             Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Columns(c) => vec![c.x.value],
             Task::Norm(n) => n.reads.clone(),
+            Task::Depthwise(d) => [&d.x]
+                .into_iter()
+                .chain(d.inputs.iter().flatten())
+                .map(|o| o.value)
+                .collect(),
             Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
         }
     }
@@ -210,6 +249,7 @@ impl Task {
     pub fn weights(&self) -> Vec<ValueId> {
         match self {
             Task::Linear(l) => [Some(l.w), l.b].into_iter().flatten().collect(),
+            Task::Depthwise(d) => vec![d.w],
             _ => vec![],
         }
     }
@@ -225,6 +265,7 @@ impl Task {
             Task::Rows(r) => vec![r.output],
             Task::Columns(c) => vec![c.output],
             Task::Norm(n) => n.writes.clone(),
+            Task::Depthwise(d) => vec![d.output],
             Task::Torch(t) => t.writes.clone(),
         }
     }
@@ -250,6 +291,11 @@ impl Task {
                 let name = if n.centered { "layer_norm" } else { "rms_norm" };
                 let what = if n.eps.is_some() { "with statistics" } else { "backward" };
                 format!("{name} {what} over {:?}", [n.rows, n.width])
+            }
+            Task::Depthwise(d) => {
+                let [kh, kw] = d.window.size;
+                let follows = if d.after.is_input() { "" } else { " + pointwise" };
+                format!("depthwise {kh}x{kw}{follows} over {:?}", d.shape)
             }
             Task::Torch(t) => t.name.clone(),
         }

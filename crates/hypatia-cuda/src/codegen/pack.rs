@@ -100,9 +100,14 @@ pub(super) struct Shell<'a> {
 impl Shell<'_> {
     /// The text of the kernel, with all that it needs.
     pub(super) fn source(&self) -> String {
+        self.source_with("")
+    }
+
+    /// The same, with functions of its own.
+    pub(super) fn source_with(&self, functions: &str) -> String {
         let comment: String = self.comment.iter().map(|line| format!("// {line}\n")).collect();
         format!(
-            "{}{comment}extern \"C\" __global__ void __launch_bounds__({}) {}({}) {{\n{}}}\n",
+            "{}{functions}{comment}extern \"C\" __global__ void __launch_bounds__({}) {}({}) {{\n{}}}\n",
             super::PRELUDE,
             self.threads,
             self.name,

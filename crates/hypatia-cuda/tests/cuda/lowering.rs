@@ -356,3 +356,57 @@ fn images_stay_as_they_lie() {
     ];
     assert_eq!(steps(&last), want);
 }
+
+/// A convolution of each channel by itself between two windows of one, as in most mobile nets.
+fn separable(dtype: &str, weight: &str, groups: usize) -> String {
+    format!(
+        "(let a (relu (conv x:{dtype}[2,16,9,9] w1:{dtype}[24,16,1,1] b1:{dtype}[24] [1,1] [0,0] [1,1] 1)))
+(let b (silu (conv a w2:{dtype}{weight} b2:{dtype}[24] [2,2] [1,2] [1,1] {groups})))
+(tuple (conv b w3:{dtype}[16,24,1,1] b3:{dtype}[16] [1,1] [0,0] [1,1] 1))"
+    )
+}
+
+#[test]
+fn channels_by_themselves_are_a_kernel_with_what_follows() {
+    for dtype in ["bf16", "f16"] {
+        let lowered = lowered(&separable(dtype, "[24,1,3,5]", 24));
+        let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
+        assert!(lowered.calls.is_empty(), "{names:?}");
+        let steps = &lowered.plan.steps;
+        let found = steps.iter().find_map(|s| match s {
+            Task::Depthwise(d) => Some(d),
+            _ => None,
+        });
+        let step = found.unwrap_or_else(|| panic!("{names:?}"));
+        assert_eq!((step.window.size, step.window.stride), ([3, 5], [2, 2]));
+        assert_eq!((step.window.padding, step.window.dilation), ([1, 2], [1, 1]));
+        assert_eq!(
+            (&step.x.shape[..], &step.shape[..]),
+            (&[2, 9, 9, 24][..], &[2, 5, 5, 24][..])
+        );
+        // Bias and activation are a part of it, and the weight is bound as the kernel reads it.
+        assert_eq!(
+            step.inputs.iter().map(Option::is_none).collect::<Vec<_>>(),
+            [true, false]
+        );
+        assert_eq!(lowered.plan.values[step.w].shape, [3, 5, 24, 1]);
+        assert_eq!(lowered.orders.iter().flatten().collect::<Vec<_>>(), [&[2, 3, 0, 1]]);
+    }
+}
+
+#[test]
+fn groups_of_several_channels_are_left_to_torch() {
+    for (weight, groups) in [("[24,2,3,3]", 12), ("[24,24,3,3]", 1), ("[24,1,3,33]", 24)] {
+        let lowered = lowered(&separable("bf16", weight, groups).replace("[1,2] [1,1]", "[1,16] [1,1]"));
+        assert_eq!(lowered.calls.len(), 1, "{weight}");
+    }
+}
+
+#[test]
+fn a_convolution_that_others_read_too_does_not_take_what_follows() {
+    let text = "(let a (conv x:bf16[2,24,9,9] w:bf16[24,1,3,3] none [1,1] [1,1] [1,1] 24))
+(tuple (add (relu a) (mean a [-2,-1] true)))";
+    let lowered = lowered(text);
+    let alone = |s: &Task| matches!(s, Task::Depthwise(d) if d.after.is_input());
+    assert!(lowered.plan.steps.iter().any(alone), "{:?}", lowered.plan.steps);
+}

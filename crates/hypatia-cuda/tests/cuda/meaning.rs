@@ -9,7 +9,7 @@ use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Program;
 use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::random::Random;
-use hypatia_core::ty::Ty;
+use hypatia_core::ty::{DType, Ty};
 use hypatia_core::{Options, optimize};
 use hypatia_runtime::device::{Device, Registered};
 use hypatia_runtime::lower::plan::{Wish, lower};
@@ -60,6 +60,16 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (relu_backward (mm g:[7,9] w:[9,20]) h:[7,20]) (gelu_backward (exp h) h))",
         |s| matches!(s, Task::Region(_)),
     ),
+    (
+        "(tuple (silu (conv x:bf16[2,6,9,8] w:bf16[6,1,3,5] b:bf16[6] [2,1] [1,2] [1,2] 6)))",
+        |s| matches!(s, Task::Depthwise(d) if d.inputs.len() == 2),
+    ),
+    // What is read several times takes nothing over; the other one does.
+    (
+        "(let a (conv x:bf16[1,6,5,5] w:bf16[6,1,5,5] none [1,1] [2,2] [1,1] 6))
+(tuple (add (mul a a) (relu (conv a v:bf16[6,1,1,3] none [1,1] [0,1] [1,1] 6))) (exp a))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.size == [1, 3] && d.inputs.len() == 2),
+    ),
 ];
 
 fn numbers(value: &Val) -> Vec<f64> {
@@ -100,7 +110,10 @@ fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
     let single = |id: &Id| numbers(&chosen[id]).iter().map(|v| *v as f32).collect();
     let mut constants: Vec<Vec<f32>> = lowered.constants.iter().map(single).collect();
     let mut inputs: Vec<Vec<f32>> = lowered.inputs.iter().map(single).collect();
-    let plan = Arc::new(lowered.plan);
+    let mut plan = lowered.plan;
+    // 16-bit numbers are given and returned as f32.
+    plan.values.iter_mut().for_each(|v| v.dtype = DType::F32);
+    let plan = Arc::new(plan);
     let sizes = plan.outputs.iter().map(|id| plan.values[*id].numel());
     let mut outputs: Vec<Vec<f32>> = sizes.map(|n| vec![f32::NAN; n]).collect();
     // SAFETY: every vector has its value's size, and all live on.

@@ -38,5 +38,6 @@ pub const ABILITIES: Abilities = Abilities {
     aligned_attention: false,
     attention_as_query: false,
     channels_last: false,
+    depthwise: None,
     whole_addends: false,
 };

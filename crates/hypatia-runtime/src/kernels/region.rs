@@ -234,6 +234,11 @@ impl Region {
         &self.inputs
     }
 
+    /// Whether it is its only input, as it is.
+    pub fn is_input(&self) -> bool {
+        self.inputs.len() == 1 && self.meaning.outputs[..] == [0]
+    }
+
     /// Whether it is the sum of its two inputs and nothing else.
     pub(crate) fn is_sum(&self) -> bool {
         let Meaning {

@@ -3,6 +3,7 @@
 
 mod activations;
 mod calls;
+mod depthwise;
 mod effects;
 mod gradients;
 mod images;
@@ -273,6 +274,7 @@ impl<'a> Lowering<'a> {
         let results = self.results()?;
         let changes = self.change(&order)?;
         self.merge_sums();
+        self.merge_depthwise();
         let (keeps, masks) = (self.keeps(), self.masks());
         wish.keep.iter().try_for_each(|at| self.keep(*at))?;
         wish.masked.iter().try_for_each(|at| self.mask(*at))?;
@@ -430,6 +432,7 @@ impl<'a> Lowering<'a> {
             _ if self.row_op(id).is_some() => self.rows(id),
             _ if self.column_sum(id).is_some() => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
+            _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);

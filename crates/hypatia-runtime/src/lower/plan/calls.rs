@@ -10,7 +10,7 @@ use hypatia_core::ops::Row;
 use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
-use super::images::{ORDER, is_pool, serves};
+use super::images::{ORDER, channels_last_strides, is_pool, serves};
 use super::{Lowering, is_number, no_plan};
 use crate::error::Result;
 use crate::step::{Operand, Task, TorchStep, Value};
@@ -144,7 +144,7 @@ impl Lowering<'_> {
                                 false => self.copy_of(child, &operand)?,
                             }
                         }
-                        None if self.has_channels_last(id) && operands.len() == 1 => self.kernel_of(child)?,
+                        None if self.has_channels_last(id) && operands.len() == 1 => self.kernel_of(child, &ORDER)?,
                         None => self.operand(child)?,
                     };
                     reads.push(operand);
@@ -171,43 +171,44 @@ impl Lowering<'_> {
     fn strides_like(&self, id: Id, query: &Operand, shape: &[usize]) -> Option<Vec<isize>> {
         let attention = self.name(id) == "attention" && self.can.attention_as_query;
         if self.has_channels_last(id) {
-            let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
-            return Some(Operand::dense(0, &lying).permuted(&[0, 3, 1, 2]).strides);
+            return Some(channels_last_strides(shape));
         }
         let pool = self.source.images && is_pool(self.name(id));
         ((attention || pool) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
     }
 
     /// Whether a node is a convolution whose images have channels last.
-    fn has_channels_last(&self, id: Id) -> bool {
+    pub(super) fn has_channels_last(&self, id: Id) -> bool {
         let image = |(shape, dtype): (Vec<usize>, DType)| shape.len() == 4 && serves(dtype);
         self.source.images && self.name(id) == "conv" && self.shape(id).is_ok_and(image)
     }
 
-    /// The weight of a convolution with channels last; a constant is bound so.
-    fn kernel_of(&mut self, id: Id) -> Result<Operand> {
+    /// The weight of a convolution whose dimensions lie in this order; a constant is bound so.
+    pub(super) fn kernel_of(&mut self, id: Id, order: &[usize; 4]) -> Result<Operand> {
         if !self.source.weight[usize::from(id)] {
             return self.operand(id);
         }
-        let key = (id, vec![]);
+        let (shape, dtype) = self.shape(id)?;
+        let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
+        let mut back = [0; 4];
+        order.iter().enumerate().for_each(|(at, d)| back[*d] = at);
+        let kernel = |value| Operand::dense(value, &lying).permuted(&back);
+        let key = (id, kernel(0).strides);
         if let Some(known) = self.copies.get(&key) {
             return Ok(known.clone());
         }
         let origin = self.source.origin.get(&id);
         let origin = *origin.ok_or_else(|| no_plan("a weight without a name"))?;
-        let (shape, dtype) = self.shape(id)?;
-        let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
         self.plan.values.push(Value {
             shape: lying.clone(),
             dtype,
         });
         let value = self.plan.values.len() - 1;
         self.constants.push(origin);
-        self.orders.push(Some(ORDER.to_vec()));
+        self.orders.push(Some(order.to_vec()));
         self.plan.constants.push(value);
-        let kernel = Operand::dense(value, &lying).permuted(&[0, 3, 1, 2]);
-        self.copies.insert(key, kernel.clone());
-        Ok(kernel)
+        self.copies.insert(key, kernel(value));
+        Ok(kernel(value))
     }
 
     /// A convolution with channels last as the call that writes its result where it is told: cuDNN's own.

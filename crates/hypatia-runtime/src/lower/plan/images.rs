@@ -19,6 +19,7 @@ use super::no_plan;
 use super::pointwise::has_code;
 use super::slopes::wide;
 use crate::error::Result;
+use crate::operand::Operand;
 
 /// Dimensions of an image with its channels last, and back.
 const LAST: [i64; 4] = [0, 2, 3, 1];
@@ -26,6 +27,12 @@ const FIRST: [i64; 4] = [0, 3, 1, 2];
 
 /// The order in which the dimensions of an image, or of a convolution's weight, lie with channels last.
 pub(super) const ORDER: [usize; 4] = [0, 2, 3, 1];
+
+/// The strides of an image of this shape with channels last.
+pub(super) fn channels_last_strides(shape: &[usize]) -> Vec<isize> {
+    let lying: Vec<usize> = ORDER.iter().map(|d| shape[*d]).collect();
+    Operand::dense(0, &lying).permuted(&[0, 3, 1, 2]).strides
+}
 
 /// Whether an element type's convolutions are to have channels last.
 pub(super) fn serves(dtype: DType) -> bool {

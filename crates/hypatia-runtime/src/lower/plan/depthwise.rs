@@ -1,0 +1,111 @@
+//! Convolutions of each channel by itself, on devices that have a kernel for them, with the pointwise work that follows.
+
+use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ty::DType;
+
+use super::images::{ORDER, channels_last_strides};
+use super::{Lowering, no_plan};
+use crate::error::Result;
+use crate::kernels::region::{Region, Rounding};
+use crate::operand::Operand;
+use crate::step::{DepthwiseStep, Task, Window};
+
+/// The order in which the dimensions of the weight lie: the channels of each element of the window.
+const TAPS: [usize; 4] = [2, 3, 0, 1];
+
+impl Lowering<'_> {
+    /// How the window of a node moves, if it is such a convolution.
+    pub(super) fn depthwise(&self, id: Id) -> Option<Window> {
+        let largest = self.can.depthwise?;
+        if !self.has_channels_last(id) {
+            return None;
+        }
+        let children = &self.program.node(id).children;
+        let (x, dtype) = self.shape(children[0]).ok()?;
+        let (w, _) = self.shape(children[1]).ok()?;
+        let channels = x[1];
+        let groups = self.attr(children[6])?.as_int()?;
+        let alone = channels > 1 && groups == channels as i64 && w[..2] == [channels, 1];
+        let served = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+        let fits = w[2..].iter().all(|n| *n <= largest) && self.is_attr(children[2]);
+        let pair = |i: usize| -> Option<[usize; 2]> {
+            let found = self.attr(children[i]).and_then(Attr::known_ints)?;
+            let found: Vec<usize> = found.into_iter().map(|n| n as usize).collect();
+            found.try_into().ok()
+        };
+        (alone && served && fits).then_some(Window {
+            size: [w[2], w[3]],
+            stride: pair(3)?,
+            padding: pair(4)?,
+            dilation: pair(5)?,
+        })
+    }
+
+    pub(super) fn depthwise_step(&mut self, id: Id) -> Result<()> {
+        let window = self.depthwise(id).ok_or_else(|| no_plan("another convolution"))?;
+        let children = self.program.node(id).children.clone();
+        let mut x = self.operand(children[0])?;
+        if x.strides[1] != 1 {
+            let wanted = channels_last_strides(&x.shape);
+            x = self.as_wanted(children[0], x, Some(&wanted))?;
+        }
+        let w = self.kernel_of(children[1], &TAPS)?.permuted(&TAPS);
+        let w = match w.is_dense() && w.offset == 0 {
+            true => w.value,
+            // A weight that changes from call to call.
+            false => self.copied(children[1], &w)?,
+        };
+        let (shape, dtype) = self.shape(id)?;
+        let y = self.laid(&shape, dtype, Some(&channels_last_strides(&shape)))?;
+        self.plan.steps.push(Task::Depthwise(Box::new(DepthwiseStep {
+            x: x.permuted(&ORDER),
+            w,
+            window,
+            after: Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?,
+            inputs: vec![None],
+            shape: y.permuted(&ORDER).shape,
+            output: y.value,
+        })));
+        self.place.insert(id, y);
+        Ok(())
+    }
+
+    /// Lets convolutions do the pointwise work for which alone they are read: they run where it ran.
+    pub(super) fn merge_depthwise(&mut self) {
+        let mut at = 0;
+        while at < self.plan.steps.len() {
+            let Some(reader) = self.following(at) else {
+                at += 1;
+                continue;
+            };
+            let (region, step) = (self.plan.steps.remove(reader), self.plan.steps.remove(at));
+            if let (Task::Region(r), Task::Depthwise(mut d)) = (region, step) {
+                let made = d.output;
+                d.inputs = r.inputs.into_iter().map(|o| (o.value != made).then_some(o)).collect();
+                (d.after, d.output) = (r.region, r.outputs[0]);
+                self.plan.steps.insert(reader - 1, Task::Depthwise(d));
+            }
+        }
+    }
+
+    /// The region that can become a part of a convolution: nobody else reads what that writes.
+    fn following(&self, at: usize) -> Option<usize> {
+        let Task::Depthwise(d) = &self.plan.steps[at] else {
+            return None;
+        };
+        if !d.after.is_input() || self.plan.outputs.contains(&d.output) {
+            return None;
+        }
+        let steps = self.plan.steps.iter().enumerate();
+        let mut readers = steps.filter(|(_, s)| s.reads().contains(&d.output) || s.weights().contains(&d.output));
+        let (reader, task) = readers.next()?;
+        let Task::Region(r) = task else {
+            return None;
+        };
+        let whole = Operand::dense(d.output, &d.shape);
+        let alike = |o: &Operand| o.value != d.output || o.lies_as(&whole.strides) && o.offset == 0;
+        let one = readers.next().is_none() && r.outputs.len() == 1 && r.slices.is_empty();
+        (one && r.shape == d.shape && r.inputs.iter().all(alike)).then_some(reader)
+    }
+}
