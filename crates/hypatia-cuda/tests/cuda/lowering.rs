@@ -342,14 +342,14 @@ fn images_stay_as_they_lie() {
     // The model has them last itself for a while: the bias is added where the norm reads, and the residual where it lies.
     let last = format!(
         "{image}
-(let d (conv a u:bf16[8,1,3,3] b:bf16[8] [1,1] [1,1] [1,1] 8))
+(let d (conv a w2:bf16[8,1,3,3] b:bf16[8] [1,1] [1,1] [1,1] 8))
 (let n (layer_norm (permute d [0,2,3,1]) [8] g:bf16[8] h:bf16[8] 1e-6))
 (let r (add a (permute (mul (gelu (linear v:bf16[8,8] none n)) s:bf16[8]) [0,3,1,2])))
 (tuple (reshape (permute r [0,2,3,1]) [162,8]))"
     );
     let want = [
         convolution,
-        convolution,
+        "depthwise 3x3 over [2, 9, 9, 8]",
         "layernorm { eps: 1e-6 }",
         "linear",
         "pointwise",
@@ -368,10 +368,12 @@ fn separable(dtype: &str, weight: &str, groups: usize) -> String {
 
 #[test]
 fn channels_by_themselves_are_a_kernel_with_what_follows() {
-    for dtype in ["bf16", "f16"] {
+    for dtype in ["bf16", "f16", "f32"] {
         let lowered = lowered(&separable(dtype, "[24,1,3,5]", 24));
         let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
-        assert!(lowered.calls.is_empty(), "{names:?}");
+        // Windows of one are calls in fp32.
+        let calls = if dtype == "f32" { 2 } else { 0 };
+        assert_eq!(lowered.calls.len(), calls, "{names:?}");
         let steps = &lowered.plan.steps;
         let found = steps.iter().find_map(|s| match s {
             Task::Depthwise(d) => Some(d),
@@ -390,7 +392,7 @@ fn channels_by_themselves_are_a_kernel_with_what_follows() {
             [true, false]
         );
         assert_eq!(lowered.plan.values[step.w].shape, [3, 5, 24, 1]);
-        assert_eq!(lowered.orders.iter().flatten().collect::<Vec<_>>(), [&[2, 3, 0, 1]]);
+        assert!(lowered.orders.contains(&Some(vec![2, 3, 0, 1])), "{:?}", lowered.orders);
     }
 }
 
