@@ -13,6 +13,7 @@ from torch import nn
 import hypatia
 from hypatia._torch import pytree
 from hypatia.execute import choose, timing
+from hypatia.frontend import compiled_call
 from hypatia.frontend.dynamo import collecting
 
 Pair = namedtuple("Pair", ["first", "second"])
@@ -381,3 +382,17 @@ def test_a_model_that_cannot_be_exported_runs_by_torch_compile(
     assert reports, "no graph was compiled"
     (entry,) = compiled._entries.values()
     assert entry.by_torch == (faster == "kept")
+
+
+def test_a_captured_graph_that_fails_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors may lie otherwise than real ones: a graph of them has a view that cannot be made."""
+
+    def fails(*_: object) -> bool:
+        raise RuntimeError("view size is not compatible")
+
+    monkeypatch.setattr(compiled_call, "computes_the_same", fails)
+    model, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        assert torch.equal(compiled(x), model(x))
+    assert [r.kept for r in compiled.reports] == ["eager"]

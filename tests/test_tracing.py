@@ -340,3 +340,14 @@ def test_threads_that_compile_the_same_model(training: bool) -> None:
         # Those with open sizes run behind AOTAutograd's function.
         assert all(trained.step is not None or trained.open for trained in compiled._trained.values())
         assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+@pytest.mark.parametrize("window", [3, 4])
+def test_paddings_with_names_are_numbers(window: int) -> None:
+    """Convolutions with a name for their padding are in the op table as those with numbers."""
+    model = nn.Sequential(nn.Conv2d(8, 8, window, padding="same"), nn.ReLU()).eval()
+    x = torch.randn(2, 8, 12, 12)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert "0 not in the op table" in str(compiled.reports[0])

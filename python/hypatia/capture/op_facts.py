@@ -115,5 +115,7 @@ def is_composite(op: OpOverload) -> bool:
 
 
 def stays_whole(op: OpOverload) -> bool:
-    """Whether torch.export would leave a composite op as it is."""
-    return _torch.is_preservable_composite(op)
+    """Whether torch.export would leave a composite op as it is. Convolutions whose padding has a name do not
+    stay: they are ones with numbers."""
+    named = op._overloadname == "padding" or op._schema.name == "aten::_convolution_mode"
+    return not named and _torch.is_preservable_composite(op)

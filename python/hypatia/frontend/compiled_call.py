@@ -149,7 +149,12 @@ class CompiledCall:
             # A number that was to be open is part of the graph.
             return
         if found.report is not None:
-            self._keep(found, found.report, inputs, options, opened=bool(dims))
+            try:
+                self._keep(found, found.report, inputs, options, opened=bool(dims))
+            except Exception:
+                # What was foretold of the model's tensors is not so.
+                log.warning("the model runs as it is: what was compiled of it fails", exc_info=True)
+                self._give_up(found.report, "what was compiled fails")
 
     def _dynamic(self, dims: Mapping[int, Set[int]] | None) -> tuple[object, ...] | None:
         """Sizes and numbers that are left open, as torch.export wants to be told."""
@@ -226,10 +231,14 @@ class CompiledCall:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
             alike = False
         if not alike:
-            self.native, self._run, self.open = None, self.model, {}
-            self._later, self._contender = None, None
-            report.kept, report.no_plan = "eager", "results would lie otherwise in memory"
+            self._give_up(report, "results would lie otherwise in memory")
             log.info("the model runs as it is: results would lie otherwise in memory")
+
+    def _give_up(self, report: GraphReport, why: str) -> None:
+        """The model itself runs from now on."""
+        self.native, self._run, self.open = None, self.model, {}
+        self._later, self._contender, self._recordings = None, None, None
+        self.report, report.kept, report.no_plan = report, "eager", why
 
     def _choose(self, found: Optimized, report: GraphReport, inputs: tuple[Any, ...], *, timed: bool) -> None:
         """Runs the fastest form of what was found from now on; its plan or graph where none can be timed."""
