@@ -84,7 +84,7 @@ class Noise(TorchDispatchMode):
         if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
             result = self._signed(result)
         if name in _VANISHING and isinstance(args[0], torch.Tensor):
-            result = self._underflowed(result, args[0])
+            result = self._underflowed(name, result, args[0])
         if func._schema.is_mutable:
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
                 result.copy_(self._moved(result))
@@ -103,10 +103,17 @@ class Noise(TorchDispatchMode):
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
 
-    def _underflowed(self, value: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
+    def _underflowed(self, name: str, value: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
         """Some of the zeros of a function that has none there, as the smallest numbers of their sign."""
         self.count += 1
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        if name == "gelu":
+            # One plus an error function near -1: what is left has the roundings of one.
+            share = 2 * torch.rand(value.shape, generator=dice, dtype=torch.float64).to(value.device) - 1
+            digits = (
+                torch.finfo(value.dtype).eps * self.roundings * share * operand.double().abs().clamp(max=1e6)
+            )
+            value = torch.where(operand < 0, value.double() + digits, value.double()).to(value.dtype)
         some = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         least = torch.full_like(value, _least(torch.finfo(value.dtype))).copysign(value)
         return torch.where((value == 0) & (operand != 0) & operand.isfinite() & some, least, value)
