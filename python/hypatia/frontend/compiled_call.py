@@ -18,6 +18,7 @@ from ..capture.model_state import ChangesItselfError, Parts, buffers_kept
 from ..capture.op_facts import changed_inputs
 from ..capture.records import path_of, value_of
 from ..capture.trace import Ranges
+from ..compiler import pipeline
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
@@ -152,6 +153,8 @@ class CompiledCall:
             try:
                 self._keep(found, found.report, inputs, options, opened=bool(dims))
             except Exception:
+                if pipeline.raise_errors:
+                    raise
                 # What was foretold of the model's tensors is not so.
                 log.warning("the model runs as it is: what was compiled of it fails", exc_info=True)
                 self._give_up(found.report, "what was compiled fails")
