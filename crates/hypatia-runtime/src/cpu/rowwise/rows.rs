@@ -294,7 +294,9 @@ fn moments<T: Number, S: Source<T>, const L: usize>(x: S) -> (f64, f64) {
     for _ in 0..3 {
         let [left, squares] = sums::<T, S, L, 2>(x, |v| [v - rough, square(v - rough)]);
         let left = left / n;
-        result = (rough.to_f64() + left, (squares / n - left * left).max(0.0));
+        let variance = squares / n - left * left;
+        // Not `max`, which makes zero of NaN: where both overflow, nothing is known.
+        result = (rough.to_f64() + left, if variance < 0.0 { 0.0 } else { variance });
         let better = T::from_f64(result.0);
         // Never true of NaN.
         let too_far = left * left > result.1;
