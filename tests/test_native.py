@@ -430,3 +430,13 @@ def test_the_slower_of_plan_and_graph_is_dropped(
     (report,) = reports
     assert report.times == {"plan": plan, "graph": 2.0, "eager": 2.0}
     assert ("dropped" in str(report)) == dropped
+
+
+def test_a_variance_that_overflows_is_not_zero() -> None:
+    """The difference of two infinities is no number; a layer norm of float64 took it for zero."""
+    model = nn.LayerNorm(5, elementwise_affine=False).double()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        for scale in (1.0, 1e150, 1e160, 1e300):
+            torch.testing.assert_close(compiled(x * scale), model(x * scale))
