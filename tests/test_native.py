@@ -155,6 +155,21 @@ def test_steps_that_torch_computes(between: Callable[[torch.Tensor], torch.Tenso
     assert (False in kinds) == (kind == "python"), made.call_args_list
 
 
+def test_several_results_are_written_by_structured_ops_alone() -> None:
+    """`cudnn_batch_norm.out` corrupts the heap, called from Python as well."""
+    image, row = torch_calls.Read(0), torch_calls.Read(1)
+    calls = {
+        torch.ops.aten.cudnn_batch_norm.default: ((image, row, row, row, row, False, 0.1, 1e-5), False),
+        torch.ops.aten.native_batch_norm.default: ((image, row, row, row, row, False, 0.1, 1e-5), False),
+        torch.ops.aten.topk.default: ((image, 2), True),
+        torch.ops.aten.mean.dim: ((image, [1]), True),
+    }
+    for target, (args, writes) in calls.items():
+        made = torch_calls.call(target, args, {})
+        assert isinstance(made, str)
+        assert ('"out"' in made) == writes, made
+
+
 @pytest.mark.parametrize(("between", "kind"), TORCH_OPS.values(), ids=list(TORCH_OPS))
 def test_without_the_c_functions_steps_run_in_python(
     between: Callable[[torch.Tensor], torch.Tensor], kind: str, monkeypatch: pytest.MonkeyPatch

@@ -114,7 +114,7 @@ NAMES = {
         "torch._export.utils", "_is_preservable_cia_op", "which composite ops torch.export leaves whole"
     ),
     "below_autograd": Name("torch._C", "_AutoDispatchBelowAutograd", "composite ops arrive whole"),
-    "DispatchKey": Name("torch._C", "DispatchKey", "which ops are composites"),
+    "DispatchKey": Name("torch._C", "DispatchKey", "which ops are composites, which are structured"),
     "has_kernel_for": Name("torch._C", "_dispatch_has_kernel_for_dispatch_key", "the same"),
     "is_functional_tensor": Name(
         "torch", "_is_functional_tensor", "wrapped tensors of AOTAutograd cannot be checked"

@@ -114,6 +114,11 @@ def is_composite(op: OpOverload) -> bool:
     return key in op.py_kernels or _torch.has_kernel_for(op.name(), key)
 
 
+def is_structured(op: OpOverload) -> bool:
+    """Whether torch makes the forms of an op from one kernel that writes into results it has checked."""
+    return bool(_torch.has_kernel_for(op.name(), _torch.DispatchKey.CompositeExplicitAutogradNonFunctional))
+
+
 def stays_whole(op: OpOverload) -> bool:
     """Whether torch.export would leave a composite op as it is. Convolutions whose padding has a name do not
     stay: they are ones with numbers."""

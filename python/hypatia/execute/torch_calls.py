@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload
+from ..capture.op_facts import is_structured
 
 LIBTORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 """The library that has the C functions."""
@@ -99,7 +100,13 @@ def _dispatched(
 
 
 def _writing(target: OpOverload) -> OpOverload | None:
-    """The overload that writes its results into given tensors, if there is one that is alike otherwise."""
+    """The overload that writes its results into given tensors, if there is one that is alike otherwise.
+
+    Of several results only where torch checks them before its kernel runs: some kernels that are written by
+    hand, such as ``cudnn_batch_norm.out``, return what they do not own, and that corrupts the heap.
+    """
+    if len(target._schema.returns) > 1 and not is_structured(target):
+        return None
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
     for name in target.overloadpacket.overloads():
         overload = getattr(target.overloadpacket, name)

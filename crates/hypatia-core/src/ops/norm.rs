@@ -154,6 +154,12 @@ fn native_batch_norm(a: &Args) -> Check<Ty> {
     Ok(Ty::Tuple([out, saved.clone(), saved].into()))
 }
 
+/// The same by cuDNN, which saves one thing more.
+fn cudnn_batch_norm(a: &Args) -> Check<Ty> {
+    let out = batch_norm(a)?;
+    Ok(Ty::Tuple([out, Ty::Unknown, Ty::Unknown, Ty::Unknown].into()))
+}
+
 /// Mean and reciprocal deviation of every `n` consecutive elements.
 fn moments(x: &Arr, n: usize, eps: f64) -> Vec<(f64, f64)> {
     let one = |xs: &[f64]| {
@@ -333,11 +339,25 @@ pub(super) fn rows() -> Vec<Row> {
         op(
             "native_batch_norm",
             "x:T w:T? b:T? mean:T var:T eps:float momentum:float",
-            &["_native_batch_norm_legit_no_training.default(x, w, b, mean, var, momentum, eps)"],
+            &[
+                "_native_batch_norm_legit_no_training.default(x, w, b, mean, var, momentum, eps)",
+                "native_batch_norm.default(x, w, b, mean, var, false, momentum, eps) => (native_batch_norm x w b mean var eps momentum)",
+            ],
             native_batch_norm,
             |v| {
                 let empty = || Val::arr(Arr::new(vec![0], vec![]));
                 Ok(Val::Tuple(vec![eval_batch_norm(v)?, empty(), empty()]))
+            },
+            Cost::Reduce(3.0),
+        ),
+        op(
+            "cudnn_batch_norm",
+            "x:T w:T b:T mean:T var:T eps:float momentum:float",
+            &["cudnn_batch_norm.default(x, w, b, mean, var, false, momentum, eps)"],
+            cudnn_batch_norm,
+            |v| {
+                let empty = || Val::arr(Arr::new(vec![0], vec![]));
+                Ok(Val::Tuple(vec![eval_batch_norm(v)?, empty(), empty(), empty()]))
             },
             Cost::Reduce(3.0),
         ),

@@ -104,6 +104,8 @@ fn results() -> Vec<Rule> {
             => "(group_norm ?x ?g ?w ?b ?e)";
         "batch-norm-item": Canon Exact, "(getitem (native_batch_norm ?x ?w ?b ?m ?v ?e ?t) 0)"
             => "(batch_norm ?x ?w ?b ?m ?v ?e)";
+        "cudnn-batch-norm-item": Canon Exact, "(getitem (cudnn_batch_norm ?x ?w ?b ?m ?v ?e ?t) 0)"
+            => "(batch_norm ?x ?w ?b ?m ?v ?e)";
         "max-pool-item": Canon Exact, "(getitem (native_max_pool2d ?x ?k ?s ?p ?d ?c) 0)"
             => "(max_pool2d ?x ?k ?s ?p ?d ?c)";
         // A gradient of amax goes to all that are greatest, one of max to the first.

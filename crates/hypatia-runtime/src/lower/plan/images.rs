@@ -193,7 +193,7 @@ impl Turned<'_> {
             _ => return None,
         };
         let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
-        let is_norm = matches!(self.name(norm), "batch_norm" | "native_batch_norm");
+        let is_norm = matches!(self.name(norm), "batch_norm" | "native_batch_norm" | "cudnn_batch_norm");
         (is_norm && known).then(|| source.node(norm).children.to_vec())
     }
 
