@@ -191,6 +191,10 @@ bench-graphnet: build ## samples of GraphNet in the folder SAMPLES, likewise; ru
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
 	@$(BIN)/python bench/compile.py
 
+.PHONY: bench-first-calls
+bench-first-calls: build ## where the first call of four whole models goes, without caches and with them; ARGS="--device cuda"
+	@$(BIN)/python bench/first_calls.py $(ARGS)
+
 # What the targets above stand on.
 
 .PHONY: toolchain

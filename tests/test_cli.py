@@ -332,7 +332,7 @@ def on_a_terminal(*arguments: str, columns: int, **environment: str) -> tuple[st
 @pytest.mark.skipif(not hasattr(termios, "tcsetwinsize"), reason="Python 3.10 cannot set a terminal's size")
 def test_a_terminal_sees_progress_in_its_width_and_colours() -> None:
     out, err = on_a_terminal("explain", "models.py:build", "--no-timings", columns=72)
-    assert "capture by Dynamo" in err
+    assert "capture" in err
     assert "explain models.py:build" in err
     assert "\x1b[" in out
     bare = re.sub(r"\x1b\[[0-9;]*m", "", out)

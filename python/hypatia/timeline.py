@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-CAPTURE = "capture by Dynamo"
+CAPTURE = "capture"
 AUTOGRAD = "AOTAutograd"
 RECORDS = "records"
 SEARCH = "search"

@@ -20,6 +20,7 @@ from torch import fx, nn
 from .. import _torch
 from .._torch import PyTreeCodeGen, disable_current_modes, pytree
 from ..errors import UnsupportedError
+from ..timeline import CAPTURE, stage
 from .model_state import Reads, unchanged
 from .op_facts import changes, is_composite, stays_whole
 from .recorder import copied, recorded
@@ -50,6 +51,7 @@ class NotFunctionalError(UnsupportedError):
     """A graph that changes tensors in place, and cannot be had without."""
 
 
+@stage(CAPTURE)
 def captured(
     model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], dynamic_shapes: object
 ) -> tuple[fx.GraphModule, Ranges, Reads]:
