@@ -126,6 +126,14 @@ def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(ours(*args), model(*args))
 
 
+def test_what_a_convolution_returns_is_reshaped_wherever_it_lies() -> None:
+    """On a GPU it may lie otherwise than fake tensors say, and then a view of it does not exist."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).eval()
+    with torch.no_grad():
+        graph = recorder.recorded(model, (torch.randn(2, 3, 5, 5),), {}).graph
+    assert [n.target for n in graph.nodes if n.op == "call_function"][-1] is aten.reshape.default
+
+
 def _refused(*_: Any) -> Any:
     raise recorder.UnservedError
 

@@ -23,6 +23,7 @@ from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Ops that do nothing but for autograd."""
+RESHAPE = torch.ops.aten.reshape.default
 
 
 class UnservedError(Exception):
@@ -120,6 +121,7 @@ class _Recorder(TorchDispatchMode):
         self._held: list[torch.Tensor] = []
         """Fake tensors that have no node of their own."""
         self._given: set[fx.Node] = set()
+        self._convolved = False
 
     def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of an input or a weight."""
@@ -156,6 +158,12 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if changes(func):
             raise UnservedError(f"{func} changes something")
+        if func is RESHAPE and self._convolved and args[0].dim() >= 4:
+            # Convolutions lay their results as the kernel likes it, which fake tensors do not always know: that
+            # these are views says nothing about the real ones.
+            out = func.decompose(*args, **kwargs)
+            self._record(func, args, kwargs, out)
+            return out
         composite, whole, views = _traits(func)
         if composite and not whole:
             with self:
@@ -180,6 +188,7 @@ class _Recorder(TorchDispatchMode):
             self._nodes[id(out)] = self._put(args[0])
             return
         name = func._schema.name.partition("::")[2]
+        self._convolved |= "conv" in name
         node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
         node.meta.update(self._places.here(), val=out)
         if not several:

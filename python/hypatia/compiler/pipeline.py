@@ -196,10 +196,17 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     elif not planner:
         with timeline.stage(timeline.PLANNING):
             planner = plans.planner_of(
-                optimized, rebuilt.names, optimization, captured, options, request.plain
+                optimized,
+                rebuilt.names,
+                optimization,
+                captured,
+                options,
+                request.plain,
+                tf32=("kernel", plans.TF32) not in request.without,
             )
     report = GraphReport(request.kind, optimization, searched.graph, optimized.graph, copies, masks)
     if isinstance(planner, str):
         report.no_plan, report.kept = planner, "graph"
         return CompiledGraph(gm, optimized, None, report)
+    report.may_use_tf32 = planner.may_use_tf32
     return CompiledGraph(gm, optimized, planner, report)

@@ -187,6 +187,8 @@ class GraphReport:
         """What the model calls the inputs of the graph that torch.compile captured."""
         self.no_plan = ""
         """Why the graph has no native plan, if it has none."""
+        self.may_use_tf32 = False
+        """Whether convolutions of the plan may use TF32."""
         self.optimization = optimization
 
     def chose(self, choice: Choice) -> None:
@@ -222,7 +224,8 @@ class GraphReport:
         """What the compilation can do without: its kernels, passes and the rules of its proof."""
         rules = [("rule", r["rule"]) for r in self.data["rules"]]
         passes = [("pass", name) for name in self.passes]
-        return [("kernel", name) for name in self.kernels] + passes + rules
+        kernels = ([plans.TF32] if self.may_use_tf32 else []) + self.kernels
+        return [("kernel", name) for name in kernels] + passes + rules
 
     def law(self, kind: str, name: str) -> str:
         """What is known of a part."""

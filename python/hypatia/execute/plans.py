@@ -21,6 +21,7 @@ from . import torch_calls
 from .described import TorchCall, described
 
 KERNEL = "native plan"
+TF32 = "TF32 in convolutions"
 """The name under which a plan can be left out of a compilation."""
 
 
@@ -46,8 +47,12 @@ class Planner:
         captured: Captured,
         options: Options,
         plain: int | None = None,
+        *,
+        tf32: bool = True,
     ) -> None:
         saved = plain is not None
+        self.tf32 = tf32
+        """Convolutions may use TF32 where torch's settings allow it."""
         self.names = names
         """Names of the graph's nodes by their number in the program."""
         self.most = options.weight_copies
@@ -83,6 +88,12 @@ class Planner:
         """The plan for these values of the symbols."""
         return self._first if sizes == self.hints else self._plan(sizes)
 
+    @property
+    def may_use_tf32(self) -> bool:
+        """Whether some convolution may use TF32; cuDNN chooses, and not alike for all layouts of images."""
+        calls = described(self._first)["calls"]
+        return self.tf32 and cudnn_settings()[-1] and any(c["target"] == CONVOLUTION for c in calls)
+
     def changes_by(self, message: str) -> bool:
         """Whether an error comes from a step that changes inputs."""
         changing = (n.target for n in self.captured.nodes if changes_inputs(n))
@@ -106,7 +117,7 @@ class Planner:
         target = resolve(described["target"])
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:
-            return _convolution(args)
+            return _convolution(args, tf32=self.tf32)
         return target, args, kwargs
 
 
@@ -117,10 +128,13 @@ def planner_of(
     captured: Captured,
     options: Options,
     plain: int | None = None,
+    *,
+    tf32: bool = True,
 ) -> Planner | str:
     """What makes the native plans of a graph; the reason if it has none.
 
-    In a graph of a training step so many first results are ``plain``, and the others are kept for later.
+    In a graph of a training step so many first results are ``plain``, and the others are kept for later. With
+    ``tf32`` convolutions may use it where torch's settings allow that.
     """
     if any(isinstance(m, FusedCall) for m in gm.children()):
         return "a fused op has a kernel of its own"
@@ -130,7 +144,7 @@ def planner_of(
     if not all(graph_layouts.is_plain(v) or isinstance(v, (int, torch.SymInt)) for v in values):
         return "a result is no plain tensor"
     try:
-        planner = Planner(gm, names, optimization, captured, options, plain)
+        planner = Planner(gm, names, optimization, captured, options, plain, tf32=tf32)
         about = described(planner.at(captured.hints))
     except _native.HypatiaError as e:
         return str(e).removeprefix("no native plan: ")
@@ -145,16 +159,16 @@ def planner_of(
 
 
 def _convolution(
-    args: Sequence[object],
+    args: Sequence[object], *, tf32: bool = True
 ) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
     """A convolution under torch's settings of now: cuDNN's, or whichever torch takes without it."""
     aten = torch.ops.aten
     image, kernel, padding, stride, dilation, groups = args[:6]
-    enabled, *settings = cudnn_settings()
+    enabled, benchmark, deterministic, allowed = cudnn_settings()
     if not enabled:
         rest = (None, stride, padding, dilation, False, [0, 0], groups)
         return aten.convolution.default, (image, kernel, *rest), {}
-    return aten.cudnn_convolution.default, (*args[:6], *settings), {}
+    return aten.cudnn_convolution.default, (*args[:6], benchmark, deterministic, allowed and tf32), {}
 
 
 def cudnn_settings() -> tuple[bool, bool, bool, bool]:

@@ -23,6 +23,7 @@ from ..compiler.report import Check, GraphReport, Removed
 from ..errors import PrecisionWarning, VerificationWarning
 from ..execute import choose, recording
 from ..execute.native import NativeGraph
+from ..execute.plans import TF32
 from ..locks import COMPILING
 from ..timeline import COMPARISON, FORMS, stage
 from .blame import broken_steps, smallest
@@ -292,6 +293,10 @@ class Guard:
         return []
 
     def _warn(self, removed: Sequence[Removed], first: Attempt) -> None:
+        if [r.name for r in removed] == [TF32]:
+            # torch's settings allow it; that eager's kernels did not use it is chance.
+            log.info("%s graph: convolutions do not use TF32, as eager's here: %s", self.report.kind, first)
+            return
         names = ", ".join(f"{r.kind} '{r.name}'" + (f" ({r.message})" if r.message else "") for r in removed)
         what = f"runs without {names}" if names else "was kept (mode 'soft')"
         if removed and removed[0].kind == "graph":
