@@ -1,7 +1,7 @@
 """Where the first call of a compiled model goes: each in a process of its own, without caches and with them.
 
     make bench-first-calls                      or
-    .venv/bin/python bench/first_calls.py [--device cuda] [--only bert llama] [--json bench/out/first_calls.json]
+    .venv/bin/python bench/first_calls.py [--device cuda] [--only bert llama] [--json FILE]
 
 Models have all their layers. Imports are done before the clock starts, and eager has run: kernels of torch's
 are loaded then. `eager` is the time of an eager call, to compare verification with.

@@ -139,7 +139,7 @@ def test_convolutions_of_plans_follow_torchs_settings() -> None:
 @pytest.mark.parametrize(("allowed", "tf32"), [(True, True), (True, False), (False, True)])
 def test_convolutions_use_tf32_where_both_torch_and_the_check_allow_it(allowed: bool, tf32: bool) -> None:
     given = ("x", "w", [0, 0], [1, 1], [1, 1], 1)
-    with torch.backends.cudnn.flags(allow_tf32=allowed):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
         target, args, _ = plans._convolution(given, tf32=tf32)
     assert target is torch.ops.aten.cudnn_convolution.default
     assert args[-1] is (allowed and tf32)

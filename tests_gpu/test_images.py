@@ -113,7 +113,7 @@ def check_tf32_as_torch_allows_it() -> str:
     with torch.no_grad():
         compiled = _compiled(model, x)
         for allowed in (True, False, True):
-            with torch.backends.cudnn.flags(allow_tf32=allowed):
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
                 for _ in range(4):
                     _assert_right(compiled(x), model, x)
                 errors[allowed] = (compiled(x) - model(x)).abs().max().item()

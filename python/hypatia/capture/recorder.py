@@ -23,7 +23,7 @@ from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Ops that do nothing but for autograd."""
-RESHAPE = torch.ops.aten.reshape.default
+VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 
 class UnservedError(Exception):
@@ -158,12 +158,6 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if changes(func):
             raise UnservedError(f"{func} changes something")
-        if func is RESHAPE and self._convolved and args[0].dim() >= 4:
-            # Convolutions lay their results as the kernel likes it, which fake tensors do not always know: that
-            # these are views says nothing about the real ones.
-            out = func.decompose(*args, **kwargs)
-            self._record(func, args, kwargs, out)
-            return out
         composite, whole, views = _traits(func)
         if composite and not whole:
             with self:
@@ -173,6 +167,10 @@ class _Recorder(TorchDispatchMode):
             out = self._fakes.call(func, run, args, kwargs)
         else:
             out = self._fakes.view(func, args, kwargs) if views else func(*args, **kwargs)
+        if func is VIEW and self._convolved and args[0].dim() >= 4:
+            # Convolutions lay their results as the kernel likes it. Fake tensors do not always know, so that
+            # the real ones may have no such view.
+            func = RESHAPE
         self._record(func, args, kwargs, out)
         return out
 
