@@ -68,6 +68,12 @@ def _by_kind(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.dropout(x.chunk(2, -1)[1], 0.5, training=False)
 
 
+def _in_place(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * scale
+    z = y.relu_().add_(1, alpha=2)
+    return nn.functional.hardtanh(y, inplace=True).view(-1, 4) * z.flatten(0, 1)
+
+
 X = torch.randn(2, 6, 4)
 SERVED: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     "mlp": (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)), (X,)),
@@ -77,6 +83,7 @@ SERVED: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     "views": (Views(), (X,)),
     "attention": (Called(_attend), (X,)),
     "kinds": (Called(_by_kind), (X,)),
+    "in place": (Called(_in_place), (X,)),
     "several": (Called(lambda s, pair: {"sum": pair[0] + s, "max": pair[1].max(-1)}), ((X, X + 1),)),
 }
 
@@ -144,6 +151,18 @@ def _changes(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _seen_by_a_view(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * scale
+    view = y.view(-1)
+    y.relu_()
+    return view
+
+
+def _rounded(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = (x * scale).half()
+    return y.add_(x)
+
+
 def _branches(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return x * scale if bool(x.sum() > 0) else x
 
@@ -151,6 +170,8 @@ def _branches(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 NUMBER = torch.full((4,), 3.0)
 REFUSED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "change in place": (_changes, (X,)),
+    "change that a view sees": (_seen_by_a_view, (X,)),
+    "change of another dtype": (_rounded, (X,)),
     "branch on a value": (_branches, (X,)),
     "value of a weight": (lambda s, x: x * s.tolist()[0], (X,)),
     "constant": (lambda s, x: x * s + torch.tensor([1.0, 2.0, 3.0, 4.0]), (X,)),

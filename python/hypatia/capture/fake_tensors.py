@@ -48,10 +48,10 @@ class Fakes:
         results = run(*args, **kwargs)
         several = type(results) if type(results) in (tuple, list) else None
         flat = [results] if several is None else list(results)
-        memory = [_storage(t) for t in (*flat, *_tensors((args, kwargs)))]
+        memory = [storage_of(t) for t in (*flat, *_tensors((args, kwargs)))]
         own = all(memory.count(place) == 1 for place in memory[: len(flat)])
         if own and all(_is_plain(t) and not t.storage_offset() for t in flat):
-            kinds = [_kind(t) for t in flat]
+            kinds = [kind_of(t) for t in flat]
             with contextlib.suppress(TypeError):
                 # Not if a size depends on values.
                 hash(tuple(kinds))
@@ -94,7 +94,8 @@ def fakes_of(mode: FakeTensorMode) -> Fakes:
     return _of.setdefault(mode, Fakes(mode))
 
 
-def _kind(t: torch.Tensor) -> _Kind:
+def kind_of(t: torch.Tensor) -> _Kind:
+    """What a tensor looks like."""
     return t.shape, t.stride(), t.dtype, t.device
 
 
@@ -118,13 +119,14 @@ def _key(value: object) -> object:
     if isinstance(value, torch.Tensor):
         if not _is_plain(value):
             raise TypeError("no plain tensor")
-        return (*_kind(value), value.storage_offset())
+        return (*kind_of(value), value.storage_offset())
     if isinstance(value, (tuple, list)):
         return (type(value), *[_key(v) for v in value])
     return type(value), value
 
 
-def _storage(t: object) -> int | None:
+def storage_of(t: object) -> int | None:
+    """Which memory a tensor lies in."""
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None
 
 

@@ -97,6 +97,20 @@ def in_place_form(node: fx.Node) -> OpOverload | None:
     return found
 
 
+@functools.lru_cache(1024)
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The op that returns what this one writes into its first operand, as ``relu`` does for ``relu_``."""
+    name, schema = name_of(op), op._schema
+    writes = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    if not name.endswith("_") or sum(writes) != 1 or not writes[0] or draws(op):
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    found: OpOverload | None = getattr(packet, schema.overload_name or "default", None)
+    if found is None or [a.name for a in found._schema.arguments] != [a.name for a in schema.arguments]:
+        return None
+    return found if makes_new_memory(found) else None
+
+
 def makes_new_memory(op: OpOverload) -> bool:
     """Whether an op neither changes its inputs nor returns views of them."""
     return not op._schema.is_mutable and not any(a.alias_info for a in op._schema.arguments)

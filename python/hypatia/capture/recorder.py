@@ -16,9 +16,9 @@ from torch import fx, nn
 
 from .. import _torch
 from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
-from .fake_tensors import fakes_of
+from .fake_tensors import fakes_of, kind_of, storage_of
 from .layout import layout_of
-from .op_facts import changes, is_composite, makes_new_memory, makes_views, stays_whole
+from .op_facts import changes, functional_form, is_composite, makes_new_memory, makes_views, stays_whole
 from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -121,6 +121,8 @@ class _Recorder(TorchDispatchMode):
         self._held: list[torch.Tensor] = []
         """Fake tensors that have no node of their own."""
         self._given: set[fx.Node] = set()
+        self._lying: Counter[int | None] = Counter()
+        """How many known tensors lie in a storage."""
         self._convolved = False
 
     def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,12 +158,12 @@ class _Recorder(TorchDispatchMode):
         if func.namespace == "prim":
             # What kind of tensor it is: that is the same for every call of this graph.
             return func(*args, **kwargs)
-        if changes(func):
-            raise UnservedError(f"{func} changes something")
         composite, whole, views = _traits(func)
         if composite and not whole:
             with self:
                 return func.decompose(*args, **kwargs)
+        if changes(func):
+            return self._changed(func, args, kwargs)
         if whole:
             run = func.decompose if composite else func
             out = self._fakes.call(func, run, args, kwargs)
@@ -174,6 +176,24 @@ class _Recorder(TorchDispatchMode):
         self._record(func, args, kwargs, out)
         return out
 
+    def _changed(self, func: _torch.OpOverload, args: Any, kwargs: dict[str, object]) -> torch.Tensor:
+        """Writes down what an op makes of its first operand, which stands for that from now on.
+
+        Nobody else may see the change: it is no input, and nothing else is known that lies in its memory.
+        """
+        instead = functional_form(func)
+        changed = args[0]
+        node = self._nodes.get(id(changed))
+        if instead is None or node is None or node in self._given:
+            raise UnservedError(f"{func} changes something")
+        out: Any = self._fakes.call(instead, instead, args, kwargs)
+        if self._lying[storage_of(changed)] != 1 or kind_of(out) != kind_of(changed):
+            raise UnservedError(f"{func} changes something that others see")
+        self._record(instead, args, kwargs, out)
+        self._nodes[id(changed)] = self._nodes[id(out)]
+        self._held.append(changed)
+        return changed
+
     def _record(self, func: Any, args: Any, kwargs: object, out: Any) -> None:
         several = isinstance(out, (tuple, list))
         outs = out if several else (out,)
@@ -183,6 +203,7 @@ class _Recorder(TorchDispatchMode):
             return
         if func in SAME:
             self._held.append(out)
+            self._lying[storage_of(out)] += 1
             self._nodes[id(out)] = self._put(args[0])
             return
         name = func._schema.name.partition("::")[2]
@@ -197,6 +218,7 @@ class _Recorder(TorchDispatchMode):
 
     def _known(self, fake: torch.Tensor, node: fx.Node) -> None:
         node.meta["val"] = fake
+        self._lying[storage_of(fake)] += 1
         self._nodes[id(fake)] = node
 
     def _put(self, value: object) -> Any:
