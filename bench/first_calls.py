@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +108,31 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", default=[], help="models whose names have one of these words")
+    parser.add_argument("--entries", nargs="*", default=ENTRIES, choices=ENTRIES)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--json", type=Path, default=HERE / "out" / "first_calls.json")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(one(*given.one, given.device)))
         return
-    rows = []
-    for name in [m for m in MODELS if not given.only or any(word in m for word in given.only)]:
-        for entry in ENTRIES:
-            with tempfile.TemporaryDirectory() as cache:
-                for caches in ("none", "filled"):
-                    found = in_process(name, entry, given.device, cache)
-                    rows.append({"model": name, "entry": entry, "caches": caches, **found})
-                    print(
-                        f"{name} by {entry}, caches {caches}: {found.get('first', found.get('reason'))}",
-                        file=sys.stderr,
-                    )
+    models = [m for m in MODELS if not given.only or any(word in m for word in given.only)]
+
+    def both(name: str, entry: str) -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as cache:
+            return [
+                {
+                    "model": name,
+                    "entry": entry,
+                    "caches": caches,
+                    **in_process(name, entry, given.device, cache),
+                }
+                for caches in ("none", "filled")
+            ]
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        made = [pool.submit(both, name, entry) for name in models for entry in given.entries]
+        rows = [row for pair in made for row in pair.result()]
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
