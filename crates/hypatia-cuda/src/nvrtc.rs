@@ -6,6 +6,7 @@
 use std::ffi::{CString, c_int};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::sys::Nvrtc;
 use crate::{Error, Result};
@@ -121,11 +122,17 @@ fn key(name: &str, source: &str, arch: Arch) -> Result<String> {
 }
 
 fn kept(shelf: &dyn Shelf, key: &str) -> Option<Vec<u8>> {
-    shelf.get(key).filter(|code| code.starts_with(b"\x7fELF"))
+    let code = shelf.get(key)?;
+    let is_code = code.starts_with(b"\x7fELF");
+    if !is_code {
+        tracing::debug!("what is kept of kernel {key} is no machine code and counts as absent");
+    }
+    is_code.then_some(code)
 }
 
 /// Machine code of a source, compiled now.
 pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
+    let start = Instant::now();
     let nvrtc = Nvrtc::get()?;
     let plain = |text: String| CString::new(text).map_err(|e| Error::unsupported(format!("kernel {name}: {e}")));
     let (text, file) = (plain(source.into())?, plain(format!("{name}.cu"))?);
@@ -150,6 +157,8 @@ pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
             Err(e) => Err(refused(nvrtc, program, name, &e)),
         };
         nvrtc.nvrtcDestroyProgram(&mut program)?;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        tracing::debug!(name, %arch, compiled = result.is_ok(), ms, "kernel compiled by NVRTC");
         result
     }
 }

@@ -15,6 +15,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::cuda_rest::CudaPlanRest;
+use crate::logging::logged;
 use crate::plan::{Expected, NativePlan, call, dispatched, given, unfit};
 use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
@@ -90,7 +91,7 @@ impl BoundCudaPlan {
             _ => None,
         };
         let mut split_weights = SplitWeights::like(py, known);
-        let runnable = guarded(py, || {
+        let runnable = logged(py, || {
             let database = tuning::database();
             let mut scratch = vec![];
             let mut memory = |bytes: usize| {

@@ -18,6 +18,7 @@ use pyo3::types::{PyList, PyTuple};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
+use crate::logging::logged;
 use crate::results::Spares;
 use crate::tensor::Exchange;
 use crate::weights::Watched;
@@ -197,7 +198,7 @@ impl NativePlan {
         // Before they are read: what another thread changes meanwhile is noticed by the first call.
         let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
         let like = like.as_ref().map(|p| &p.runnable);
-        let runnable = guarded(py, || {
+        let runnable = logged(py, || {
             let database = crate::tuning::database();
             let setting = Setting {
                 threads,
