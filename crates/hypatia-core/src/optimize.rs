@@ -36,7 +36,7 @@ pub struct Options {
     /// Wrong rules to use, by name, for tests of what comes after.
     pub planted: Vec<String>,
     /// Prices by lot, drawn from this seed: any equal program may come out, for tests that compare equals.
-    pub lots: Option<u64>,
+    pub random_costs: Option<u64>,
 }
 
 impl Default for Options {
@@ -49,7 +49,7 @@ impl Default for Options {
             extract: extract::Options::default(),
             proof: true,
             planted: vec![],
-            lots: None,
+            random_costs: None,
         }
     }
 }
@@ -307,7 +307,7 @@ impl Chosen {
         let cost = |class: Id, node: &Node| {
             let types: Vec<Ty> = node.children.iter().map(|c| egraph[*c].data.ty.clone()).collect();
             let out = &egraph[class].data.ty;
-            if let (Some(seed), Op::Row(_) | Op::Opaque(_)) = (options.lots, &node.op) {
+            if let (Some(seed), Op::Row(_) | Op::Opaque(_)) = (options.random_costs, &node.op) {
                 return drawn(seed, node, &types);
             }
             let work = match &node.op {

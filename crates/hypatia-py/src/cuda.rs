@@ -8,7 +8,7 @@ use hypatia_core::ty::DType;
 use hypatia_cuda::driver::{self, Device, Executable, Graph};
 use hypatia_cuda::gemm::{self, Budget, Epilogue, Operands, Problem, Scratch, Tuned};
 use hypatia_cuda::loading;
-use hypatia_cuda::nvrtc::{self, Arch, Shelf};
+use hypatia_cuda::nvrtc::{self, Arch, KernelCache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -29,7 +29,7 @@ struct Store {
     put: Py<PyAny>,
 }
 
-impl Shelf for Store {
+impl KernelCache for Store {
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         Python::attach(|py| self.get.call1(py, (key,)).ok()?.extract(py).ok()?)
     }

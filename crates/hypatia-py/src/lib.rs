@@ -73,7 +73,7 @@ struct PyOptions {
     #[serde(default)]
     planted: Vec<String>,
     #[serde(default)]
-    lots: Option<u64>,
+    random_costs: Option<u64>,
 }
 
 impl PyOptions {
@@ -83,7 +83,7 @@ impl PyOptions {
                 .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
             proof: self.proof,
             planted: self.planted.clone(),
-            lots: self.lots,
+            random_costs: self.random_costs,
             ..Options::default()
         };
         options.limits.nodes = self.node_limit;
