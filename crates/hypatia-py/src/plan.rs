@@ -248,6 +248,8 @@ struct Described {
     returns: usize,
 }
 
+type Calls = Vec<Box<dyn Call>>;
+
 /// The calls of a plan, and the tensors that it stands on as they are now. That is before they are read: what another
 /// thread changes meanwhile is noticed by the first call.
 pub fn calls_and_watched(
@@ -255,7 +257,7 @@ pub fn calls_and_watched(
     watched: &Bound<'_, PyList>,
     exchange: Exchange,
     libtorch: &Path,
-) -> PyResult<(Vec<Box<dyn Call>>, Vec<Watched>)> {
+) -> PyResult<(Calls, Vec<Watched>)> {
     let calls = calls.iter().map(|c| call(&c, exchange, libtorch));
     let watched = watched.iter().map(|t| Watched::new(&t));
     Ok((calls.collect::<PyResult<_>>()?, watched.collect::<PyResult<_>>()?))
