@@ -175,7 +175,7 @@ def measured(model: nn.Module, inputs: Any, makers: dict[str, Callable[..., Step
             cells[name] = {"compile_s": taken, "error": max(errors)}
             steps[name] = step
             if hasattr(step, "call"):
-                steps_made = [t.step for t in step.call._trained.values() if t.step is not None]
+                steps_made = [t.step for t in step.call._trainings.values() if t.step is not None]
                 cells[name]["forms_us"] = [{f: 1e6 * s for f, s in made.times.items()} for made in steps_made]
         except Exception as reason:
             cells[name] = {"reason": f"{type(reason).__name__}: {reason}"[:300]}
