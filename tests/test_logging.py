@@ -36,6 +36,9 @@ def native(caplog: pytest.LogCaptureFixture) -> dict[str, list[str]]:
 
 
 def test_a_compile_shows_what_rust_does(caplog: pytest.LogCaptureFixture) -> None:
+    # What was not said at first is said once the level allows it.
+    run()
+    assert not native(caplog)
     with caplog.at_level(logging.DEBUG, logger="hypatia"):
         run()
     found = native(caplog)

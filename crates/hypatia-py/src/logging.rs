@@ -12,6 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tracing::field::{Field, Visit};
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use crate::guarded;
@@ -87,10 +88,17 @@ fn python_level(level: Level) -> u8 {
 struct Collector;
 
 impl Subscriber for Collector {
+    /// Levels change: each event asks anew.
+    fn register_callsite(&self, about: &'static Metadata<'static>) -> Interest {
+        if about.target().starts_with("hypatia_") {
+            Interest::sometimes()
+        } else {
+            Interest::never()
+        }
+    }
+
     fn enabled(&self, about: &Metadata<'_>) -> bool {
-        about.is_event()
-            && python_level(*about.level()) >= LEVEL.load(Ordering::Relaxed)
-            && about.target().starts_with("hypatia_")
+        about.is_event() && python_level(*about.level()) >= LEVEL.load(Ordering::Relaxed)
     }
 
     fn event(&self, event: &Event<'_>) {
