@@ -16,6 +16,7 @@ REQUIREMENTS ?= requirements/dev.txt
 
 MIN_PYTHON := 3.10
 comma := ,
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 MIN_RUST := $(shell sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
 
 BIN := $(abspath $(HYPATIA_VENV))/bin
@@ -94,6 +95,11 @@ test-rust: | toolchain ## Rust tests (the binding crate has none: its tests are 
 test-python: build ## Python tests: a tenth of the op database and the quick part of the zoo among them
 	@$(PYTEST)
 
+.PHONY: deny
+deny: ## licenses, versions, sources and known faults of the crates that are used; needs cargo-deny and a network
+	@if command -v cargo-deny >/dev/null; then cargo deny check; \
+		else echo "cargo-deny is missing: cargo install cargo-deny --locked"; exit 1; fi
+
 ##@ Full suites
 
 .PHONY: test-opinfo
@@ -107,6 +113,13 @@ test-zoo: build ## the whole zoo of architectures, slow ones included
 .PHONY: test-torch-oldest
 test-torch-oldest: ## the Python tests on the oldest torch that is supported
 	@$(MAKE) --no-print-directory test-python HYPATIA_VENV=.venv-oldest REQUIREMENTS=requirements/oldest.txt
+
+.PHONY: test-memory
+test-memory: ## plans of the CPU runtime under AddressSanitizer; needs a nightly Rust
+	@if rustc +nightly --version >/dev/null 2>&1; then \
+		RUSTFLAGS=-Zsanitizer=address cargo +nightly test --locked --target $(HOST) --target-dir target/memory \
+			-p hypatia-runtime --lib --test plan plan; \
+		else echo "a nightly Rust is missing: rustup toolchain install nightly"; exit 1; fi
 
 .PHONY: test-gpu
 test-gpu: build ## checks on a GPU; one line where there is none

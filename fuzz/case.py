@@ -23,7 +23,7 @@ class Entry:
     """Options of the compiler."""
     form: str = "plan"
     """Which form wins where forms are timed."""
-    lots: int | None = None
+    random_costs: int | None = None
     """The seed of an equal program that is taken instead of the fastest."""
     again: bool = False
     """The equal program is compiled once more, by itself."""

@@ -232,8 +232,8 @@ class _Session:
         options = {k: v for k, v in self.entry.options if k != "verify"} | {"verify": "off"}
         args, kwargs = twin(made)
         with contextlib.ExitStack() as stack:
-            if self.entry.lots is not None:
-                stack.enter_context(faults.any_equal(self.entry.lots))
+            if self.entry.random_costs is not None:
+                stack.enter_context(faults.any_equal(self.entry.random_costs))
             stack.enter_context(torch.set_grad_enabled(self.entry.training))
             return hypatia.optimize(self.eager, *args, kwargs=kwargs, options=options)
 

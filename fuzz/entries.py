@@ -92,8 +92,8 @@ class Compiled:
     def _set_up(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(won_by(self.entry.form))
-            if self.entry.lots is not None:
-                stack.enter_context(faults.any_equal(self.entry.lots))
+            if self.entry.random_costs is not None:
+                stack.enter_context(faults.any_equal(self.entry.random_costs))
             stack.enter_context(torch.set_grad_enabled(self.entry.training))
             found = stack.enter_context(collecting())
             try:
@@ -117,11 +117,11 @@ class Compiled:
             made = hypatia.optimize(self.model, *args, kwargs=kwargs, options=options, dynamic_shapes=opened)
             self._note(made)
             if entry.again:
-                faults.lots, lots = None, faults.lots
+                faults.random_costs, random_costs = None, faults.random_costs
                 try:
                     made = hypatia.optimize(made, *args, kwargs=kwargs, options=options)
                 finally:
-                    faults.lots = lots
+                    faults.random_costs = random_costs
                 self._note(made)
             return made
         if entry.examples and not entry.training:

@@ -103,14 +103,14 @@ def _entry(b: Builder, name: str) -> Entry:
         options["weight_copies"] = 0
     # Exact extraction stops by the clock.
     options["ilp_deadline_ms"] = 0
-    lots = dice.randrange(1 << 30) if dice.random() < 0.35 else None
+    random_costs = dice.randrange(1 << 30) if dice.random() < 0.35 else None
     return Entry(
         name,
         b.training,
         tuple(options.items()),
         form=dice.choices(("plan", "graph", "eager"), (80, 16, 4))[0],
-        lots=lots,
-        again=lots is not None and name == "optimize" and dice.random() < 0.6,
+        random_costs=random_costs,
+        again=random_costs is not None and name == "optimize" and dice.random() < 0.6,
         dynamic=dice.choice((None, None, True, False)) if name in ("torch", "optimize") else None,
         examples=dice.random() < 0.7,
     )

@@ -40,7 +40,7 @@ MUTATIONS = [
         "python/hypatia/frontend/structure_code.py",
         'self._refuse(f"{compared} != {self.name(known[1])}")',
         'self._refuse(f"type({compared}) is not {self.name(type(known[1]))}")',
-        "tests/test_call_keys.py",
+        "tests/frontend/test_call_keys.py",
     ),
     Mutation(
         "tensors that share memory are not told from others",
@@ -48,7 +48,7 @@ MUTATIONS = [
         "python/hypatia/frontend/call_key.py",
         "return () if alike == tuple(range(len(alike))) else alike",
         "return ()",
-        "tests/test_call_keys.py",
+        "tests/frontend/test_call_keys.py",
     ),
     Mutation(
         "strides are no part of a key",
@@ -72,7 +72,7 @@ MUTATIONS = [
         "python/hypatia/capture/graph_layouts.py",
         '"offset": offset - first, "memory"',
         '"offset": 0, "memory"',
-        "tests/test_results.py",
+        "tests/execute/test_results.py",
     ),
     Mutation(
         "results that lie otherwise are not noticed",
@@ -80,7 +80,7 @@ MUTATIONS = [
         "python/hypatia/verifier/same_layout.py",
         "    return found[0] == found[1]",
         "    return True",
-        "tests/test_results.py",
+        "tests/execute/test_results.py",
     ),
     Mutation(
         "a result in the memory of another begins at its first element",
@@ -88,7 +88,7 @@ MUTATIONS = [
         "crates/hypatia-runtime/src/lower/plan/results.rs",
         "offset: self.offset,\n            shape",
         "offset: 0,\n            shape",
-        "extension tests/test_results.py",
+        "extension tests/execute/test_results.py",
     ),
     Mutation(
         "numbers that tensors are compared with keep all digits",
@@ -120,7 +120,7 @@ MUTATIONS = [
         "crates/hypatia-core/src/rules/algebra.rs",
         '"(mul ?x ($div ?b ?a))" if "(moderate ($div ?b ?a))"',
         '"(mul ?x ($div ?b ?a))"',
-        "extension tests/test_numbers.py",
+        "extension tests/compiler/test_numbers.py",
     ),
 ]
 

@@ -179,8 +179,8 @@ def test_equal_programs_differ_and_are_right() -> None:
     )
     weights = (*WEIGHT, Weight("w1", T((8, 8), seed=4)))
     found = set()
-    for lots in range(6):
-        case = _case(*rows, weights=weights, name="optimize", lots=lots, again=True)
+    for random_costs in range(6):
+        case = _case(*rows, weights=weights, name="optimize", random_costs=random_costs, again=True)
         assert run_case(case).kind == "ok"
         found.add(_program(case))
     assert len(found) > 1
@@ -188,7 +188,7 @@ def test_equal_programs_differ_and_are_right() -> None:
 
 def _program(case: Case) -> str:
     model = module_of(case.program.source())()
-    with torch.no_grad(), faults.any_equal(case.entry.lots):
+    with torch.no_grad(), faults.any_equal(case.entry.random_costs):
         return str(hypatia.optimize(model, T((4, 8)).make(), options=dict(case.entry.options)).graph)
 
 

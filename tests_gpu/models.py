@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,27 @@ def options(description: str | None, dtypes: list[str], file: str) -> argparse.A
     return parser
 
 
+def cases(
+    arguments: argparse.Namespace, models: Sequence[str]
+) -> Iterator[tuple[str, str, Any, MLPShape | None]]:
+    """What is to be measured: dtype, name, workload, and the sizes if it is one of the nine MLPs."""
+    known: list[tuple[str, Any, MLPShape | None]] = [(s.name, s.workload(), s) for s in NINE_MLPS]
+    known += [(name, WORKLOADS[name], None) for name in models]
+    for dtype in arguments.dtype:
+        for name, workload, shape in known:
+            if not arguments.only or any(word in name for word in arguments.only):
+                yield dtype, name, workload, shape
+
+
+def written(rows: list[dict[str, Any]], file: Path) -> None:
+    """Writes what was measured so far, and frees what the last case needed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(rows, indent=1))
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def main() -> int:
     """All of them; the exit code."""
     parser = options(__doc__, list(DTYPES), "gpu.json")
@@ -181,37 +202,28 @@ def main() -> int:
         print(f"no GPU benchmark: {reason}")
         return 0
     warnings.simplefilter("ignore")
-    cases: list[tuple[str, Any, MLPShape | None]] = [(s.name, s.workload(), s) for s in NINE_MLPS]
-    cases += [(name, WORKLOADS[name], None) for name in MODELS]
     rows: list[dict[str, Any]] = []
-    for dtype in arguments.dtype:
-        for name, workload, shape in cases:
-            if arguments.only and not any(word in name for word in arguments.only):
-                continue
-            if shape is None and dtype == "fp32":
-                continue
-            makers: dict[str, Callable[..., Call]] = {
-                "eager": lambda model, *_: model,
-                "eager graph": recorded,
-                "inductor": inductor(None),
-                "reduce-overhead": inductor("reduce-overhead"),
-                "xla": xla(shape),
-                "hypatia": hypatia.compile,
-            }
-            if arguments.autotune:
-                makers["max-autotune"] = inductor("max-autotune")
-            makers = {k: v for k, v in makers.items() if k not in arguments.without}
-            model, inputs = workload.build(DTYPES[dtype], "cuda")
-            with torch.no_grad():
-                cells = measured(model, inputs, makers)
-            rows.append({"case": name, "dtype": dtype, "cells": cells})
-            print(line(rows[-1]), flush=True)
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(rows, indent=1))
-            del model, inputs
-            torch._dynamo.reset()
-            gc.collect()
-            torch.cuda.empty_cache()
+    for dtype, name, workload, shape in cases(arguments, MODELS):
+        if shape is None and dtype == "fp32":
+            continue
+        makers: dict[str, Callable[..., Call]] = {
+            "eager": lambda model, *_: model,
+            "eager graph": recorded,
+            "inductor": inductor(None),
+            "reduce-overhead": inductor("reduce-overhead"),
+            "xla": xla(shape),
+            "hypatia": hypatia.compile,
+        }
+        if arguments.autotune:
+            makers["max-autotune"] = inductor("max-autotune")
+        makers = {k: v for k, v in makers.items() if k not in arguments.without}
+        model, inputs = workload.build(DTYPES[dtype], "cuda")
+        with torch.no_grad():
+            cells = measured(model, inputs, makers)
+        rows.append({"case": name, "dtype": dtype, "cells": cells})
+        print(line(rows[-1]), flush=True)
+        del model, inputs
+        written(rows, arguments.json)
     summary(rows)
     return int(any(not right(row) for row in rows))
 

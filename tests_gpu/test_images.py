@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from test_plans import _assert_right, _compiled
+from test_plans import _assert_calls_right, _assert_right, _compiled
 from torch import nn
 from torch.nn import functional as F
 
@@ -94,13 +94,7 @@ def check_nets() -> str:
                 torch.manual_seed(0)
                 model = Net(between(), channels).cuda().to(dtype).eval()
                 x = torch.randn(4, 3, 18, 14, device="cuda").to(dtype).to(memory_format=form)
-                try:
-                    compiled = _compiled(model, x)
-                    with torch.no_grad():
-                        for _ in range(4):
-                            _assert_right(compiled(x), model, x)
-                except Exception as error:
-                    raise AssertionError(f"{name} in {dtype}, {form}") from error
+                _assert_calls_right(f"{name} in {dtype}, {form}", model, x)
     return f"{2 * len(DTYPES) * len(BETWEEN)} cases"
 
 

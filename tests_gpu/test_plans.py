@@ -51,6 +51,18 @@ def _assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor)
     assert error <= allowed, f"error {error:.2e}, allowed {allowed:.2e}"
 
 
+def _assert_calls_right(what: str, model: nn.Module, *inputs: torch.Tensor) -> Any:
+    """The model by its plan, whose first calls are right; an error says of what it is."""
+    try:
+        compiled = _compiled(model, *inputs)
+        with torch.no_grad():
+            for _ in range(4):
+                _assert_right(compiled(*inputs), model, *inputs)
+    except Exception as error:
+        raise AssertionError(what) from error
+    return compiled
+
+
 def _rotated(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions, as they are usually written."""
     left, right = x.chunk(2, -1)
@@ -105,13 +117,7 @@ def check_layers() -> str:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             torch.manual_seed(0)
             model, x = Layers(between).cuda().to(dtype).eval(), torch.randn(8, 32, device="cuda").to(dtype)
-            try:
-                compiled = _compiled(model, x)
-                with torch.no_grad():
-                    for _ in range(4):
-                        _assert_right(compiled(x), model, x)
-            except Exception as error:
-                raise AssertionError(f"{name} in {dtype}") from error
+            _assert_calls_right(f"{name} in {dtype}", model, x)
     return f"{3 * len(BETWEEN)} cases"
 
 
@@ -123,13 +129,7 @@ def check_workloads() -> str:
     shapes += [(w, d) for w in known if w.name in names for d in (torch.float32, torch.bfloat16)]
     for workload, dtype in shapes:
         model, inputs = workload.build(dtype, "cuda")
-        try:
-            compiled = _compiled(model, *inputs)
-            with torch.no_grad():
-                for _ in range(4):
-                    _assert_right(compiled(*inputs), model, *inputs)
-        except Exception as error:
-            raise AssertionError(f"{workload.name} in {dtype}") from error
+        compiled = _assert_calls_right(f"{workload.name} in {dtype}", model, *inputs)
         assert all(r.check.status == "passed" for r in compiled.reports), workload.name
         del model, compiled
         torch.cuda.empty_cache()

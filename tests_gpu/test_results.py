@@ -78,7 +78,7 @@ def _recorded(compiled: Any) -> list[Recorded]:
 def _late(compiled: Any) -> list[bool]:
     """Which results follow the recording."""
     (recorded,) = _recorded(compiled)
-    (recording,) = recorded._known.values()
+    (recording,) = recorded._cache._known.values()
     return [r is None for r in recording._early]
 
 

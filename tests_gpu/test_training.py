@@ -90,7 +90,7 @@ def _assert_right_where_on(model: nn.Module, call: Any, x: torch.Tensor) -> None
             h = layer(h)
             if isinstance(layer, nn.ReLU):
                 hidden.append(h)
-        step = call._last_trained.step
+        step = call._last_training.step
         saved = list(step.passes.forward([p.detach() for p in (*step.parameters, x)])[1])
         found = []
         for h in hidden:
@@ -125,7 +125,7 @@ def check_mlps() -> str:
                                 _assert_right(model, call, inputs)
                     except Exception as error:
                         raise AssertionError(f"{shape.name} in {dtype}, {form}") from error
-                step = call._last_trained.step
+                step = call._last_training.step
                 assert step is not None, shape.name
                 assert step.settled, shape.name
                 done += 1
@@ -228,7 +228,7 @@ def _passes_of(form: str) -> tuple[nn.Module, Any, torch.Tensor]:
     with preferring(form):
         for _ in range(3):
             call(x).sum().backward()
-    assert form in call._last_trained.step.times or form == "plain"
+    assert form in call._last_training.step.times or form == "plain"
     return model, call, x
 
 
@@ -356,7 +356,7 @@ def check_fused_modules() -> str:
                     want = torch.autograd.grad(want.float().square().sum(), list(plain.parameters()))
                     for a, b in zip(got, want, strict=True):
                         assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 2e-2) * b.norm()
-            assert model._compiled._last_trained.step is not None
+            assert model._compiled._last_training.step is not None
             with torch.no_grad():
                 torch.testing.assert_close(model(x), plain(x))
             assert copy.deepcopy(model)._compiled is None
@@ -393,7 +393,7 @@ def check_norms() -> str:
                     with preferring():
                         for _ in range(3):
                             _assert_right(model, call, (x,))
-                    graphs = [p.latest() for p in call._last_trained.step._graphs]
+                    graphs = [p.latest() for p in call._last_training.step._graphs]
                     assert all(isinstance(g, native.NativeGraph) and g.native for g in graphs)
                     words = ("with statistics", "backward over")
                     pairs = zip(graphs, words, strict=True)
@@ -420,7 +420,7 @@ def check_both_passes_as_one_call() -> str:
                 for _ in range(2):
                     loss = call.step(x, loss=lambda y, target=target: nn.functional.mse_loss(y, target))
                 ours = [p.grad.clone() for p in model.parameters()]
-        assert call._last_trained.is_direct()
+        assert call._last_training.is_direct()
         model.zero_grad(set_to_none=True)
         for _ in range(2):
             expected = nn.functional.mse_loss(model(x), target)
@@ -443,7 +443,7 @@ def check_transformers() -> str:
         with preferring():
             for _ in range(3):
                 _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
-        graphs = [p.latest() for p in call._last_trained.step._graphs]
+        graphs = [p.latest() for p in call._last_training.step._graphs]
         assert all(isinstance(g, native.NativeGraph) and g.binding.only is not None for g in graphs), name
         del model, call
         torch.cuda.empty_cache()
@@ -537,7 +537,7 @@ def _train_beside(make: Any, x: torch.Tensor, form: str) -> list[str]:
                 torch.testing.assert_close(
                     a, b, rtol=2e-3, atol=2e-4, msg=lambda m, n=name, i=i: f"{n}, {i}: {m}"
                 )
-    step = call._last_trained.step
+    step = call._last_training.step
     assert step is not None
     assert step.settled
     return list(step.times)

@@ -9,8 +9,6 @@ in turns. Gradients are thrown away before each step. Every gradient is compared
 from __future__ import annotations
 
 import copy
-import gc
-import json
 import statistics
 import sys
 import time
@@ -20,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import DTYPES, SMALL, block, first, options
+from models import DTYPES, SMALL, block, cases, first, options, written
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
 import hypatia
 from hypatia.devices import cuda
-from hypatia.tools.workloads import NINE_MLPS, WORKLOADS, MLPShape
+from hypatia.tools.workloads import MLPShape
 
 MODELS = ("bert-base-b16",)
 Step = Callable[[], Any]
@@ -177,7 +175,7 @@ def measured(model: nn.Module, inputs: Any, makers: dict[str, Callable[..., Step
             cells[name] = {"compile_s": taken, "error": max(errors)}
             steps[name] = step
             if hasattr(step, "call"):
-                steps_made = [t.step for t in step.call._trained.values() if t.step is not None]
+                steps_made = [t.step for t in step.call._trainings.values() if t.step is not None]
                 cells[name]["forms_us"] = [{f: 1e6 * s for f, s in made.times.items()} for made in steps_made]
         except Exception as reason:
             cells[name] = {"reason": f"{type(reason).__name__}: {reason}"[:300]}
@@ -225,33 +223,24 @@ def main() -> int:
         print(f"no GPU benchmark: {reason}")
         return 0
     warnings.simplefilter("ignore")
-    cases: list[tuple[str, Any, MLPShape | None]] = [(s.name, s.workload(), s) for s in NINE_MLPS]
-    cases += [(name, WORKLOADS[name], None) for name in MODELS]
     rows: list[dict[str, Any]] = []
-    for dtype in arguments.dtype:
-        for name, workload, shape in cases:
-            if arguments.only and not any(word in name for word in arguments.only):
-                continue
-            makers: dict[str, Callable[..., Step]] = {
-                "eager": lambda model, inputs, g: stepping(model, model, inputs, g),
-                "eager graph": recorded,
-                "inductor": inductor(None),
-                "reduce-overhead": inductor("reduce-overhead"),
-                "xla": xla(shape),
-                "hypatia": compiled,
-                "hypatia step": as_one,
-            }
-            makers = {k: v for k, v in makers.items() if k not in arguments.without}
-            model, inputs = workload.build(DTYPES[dtype], "cuda")
-            model.train().requires_grad_()
-            rows.append({"case": name, "dtype": dtype, "cells": measured(model, inputs, makers)})
-            print(line(rows[-1]), flush=True)
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(rows, indent=1))
-            del model, inputs
-            torch._dynamo.reset()
-            gc.collect()
-            torch.cuda.empty_cache()
+    for dtype, name, workload, shape in cases(arguments, MODELS):
+        makers: dict[str, Callable[..., Step]] = {
+            "eager": lambda model, inputs, g: stepping(model, model, inputs, g),
+            "eager graph": recorded,
+            "inductor": inductor(None),
+            "reduce-overhead": inductor("reduce-overhead"),
+            "xla": xla(shape),
+            "hypatia": compiled,
+            "hypatia step": as_one,
+        }
+        makers = {k: v for k, v in makers.items() if k not in arguments.without}
+        model, inputs = workload.build(DTYPES[dtype], "cuda")
+        model.train().requires_grad_()
+        rows.append({"case": name, "dtype": dtype, "cells": measured(model, inputs, makers)})
+        print(line(rows[-1]), flush=True)
+        del model, inputs
+        written(rows, arguments.json)
     for label, chosen in (
         ("tiny to medium", [r for r in rows if r["case"].startswith(SMALL)]),
         ("large and xlarge", [r for r in rows if r["case"].startswith(("large", "xlarge"))]),

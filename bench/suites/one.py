@@ -8,6 +8,7 @@ The result is written after every step, so that what a time limit or a crash cut
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import gc
 import json
@@ -45,6 +46,18 @@ TOP = 8
 """Kernels that are told."""
 
 
+@dataclasses.dataclass
+class Subject:
+    """A model, and what its forms are judged by."""
+
+    case: Case
+    inputs: list[Arguments]
+    exact: list[list[torch.Tensor]]
+    """Results in float64, for each of the inputs."""
+    own: list[list[Errors]] = dataclasses.field(default_factory=list)
+    """Errors of the first form that was made, eager's."""
+
+
 class One:
     """What is done to a model."""
 
@@ -64,14 +77,13 @@ class One:
             if self.job["prefill"]:
                 return
             self.tell("float64")
-            exact = [self.exact(case, given) for given in inputs]
-            own: list[list[Errors]] = []
+            subject = Subject(case, inputs, [self.exact(case, given) for given in inputs])
             for name in [n for n in self.job["forms"] if n not in OURS]:
-                self.form(name, case, inputs, exact, own)
+                self.form(name, subject)
         self.tell("waiting")
         with self.turns.alone():
             for name in [n for n in self.job["forms"] if n in OURS]:
-                self.form(name, case, inputs, exact, own)
+                self.form(name, subject)
             if not self.job["check_only"]:
                 self.tell("timing")
                 self.time(inputs[0])
@@ -92,23 +104,16 @@ class One:
                 Form(name, case.model, inputs[0], self.training)(inputs[0])
         return case, inputs
 
-    def form(
-        self,
-        name: str,
-        case: Case,
-        inputs: list[Arguments],
-        exact: list[list[torch.Tensor]],
-        own: list[list[Errors]],
-    ) -> None:
+    def form(self, name: str, subject: Subject) -> None:
         """Makes a form; why it cannot be made is in its cell."""
         self.tell(name)
         self.result["cells"][name] = cell = {}
         try:
-            self.make(name, case, inputs, exact, own, cell)
+            self.make(name, subject, cell)
         except Exception as e:
             cell["reason"] = reason(e)[:300]
             self.forms.pop(name, None)
-        case.model.zero_grad(set_to_none=True)
+        subject.case.model.zero_grad(set_to_none=True)
 
     def tell(self, stage: str) -> None:
         """Writes what is known so far, and what comes next."""
@@ -136,20 +141,13 @@ class One:
         found = [*form(given), *(form.gradients() if self.training else [])]
         return [t.detach().clone() for t in found]
 
-    def make(
-        self,
-        name: str,
-        case: Case,
-        inputs: list[Arguments],
-        exact: list[list[torch.Tensor]],
-        own: list[list[Errors]],
-        cell: dict[str, Any],
-    ) -> None:
+    def make(self, name: str, subject: Subject, cell: dict[str, Any]) -> None:
         """Makes a form and judges what it returns, at the first call and at one with other values."""
+        inputs = subject.inputs
         before = self.memory()
         start = time.perf_counter()
         with collecting() as reports, Messages() as messages:
-            form = Form(name, case.model, inputs[0], self.training)
+            form = Form(name, subject.case.model, inputs[0], self.training)
             found = [self.results(form, inputs[0])]
             measure.wait(self.setting.device)
             cell["compile_s"] = time.perf_counter() - start
@@ -160,13 +158,14 @@ class One:
             cell |= _told(reports, messages.lines)
         self.forms[name] = form
         errors = [
-            [Errors.of(*pair) for pair in zip(*both, strict=True)] for both in zip(found, exact, strict=True)
+            [Errors.of(*pair) for pair in zip(*both, strict=True)]
+            for both in zip(found, subject.exact, strict=True)
         ]
-        own[:] = own or errors
+        subject.own = subject.own or errors
         cell["error"] = max((e.max_relative for call in errors for e in call), default=0.0)
         cell["right"] = all(
             _is_right(e, o)
-            for ours, eager in zip(errors, own, strict=True)
+            for ours, eager in zip(errors, subject.own, strict=True)
             for e, o in zip(ours, eager, strict=True)
         )
 

@@ -14,7 +14,7 @@ from . import kernels
 planted_rules: list[str] = []
 """Names of the wrong rules that compilations use now."""
 
-lots: int | None = None
+random_costs: int | None = None
 """The seed by which compilations draw an equal program now, if they do not look for the fastest."""
 
 
@@ -34,12 +34,12 @@ def any_equal(seed: int) -> Iterator[None]:
 
     No fault by itself, but it brings rules to light that hardly ever win.
     """
-    global lots
-    before, lots = lots, seed
+    global random_costs
+    before, random_costs = random_costs, seed
     try:
         yield
     finally:
-        lots = before
+        random_costs = before
 
 
 def wrong_kernel(op: str | None = None, factor: float = 1.01) -> contextlib.AbstractContextManager[str]:

@@ -134,7 +134,7 @@ class Options:
                 "ilp_deadline_ms": self.ilp_deadline_ms,
                 "proof": self.proof,
                 "planted": list(faults.planted_rules),
-                "lots": faults.lots,
+                "random_costs": faults.random_costs,
             }
         )
 

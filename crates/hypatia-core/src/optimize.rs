@@ -36,7 +36,7 @@ pub struct Options {
     /// Wrong rules to use, by name, for tests of what comes after.
     pub planted: Vec<String>,
     /// Prices by lot, drawn from this seed: any equal program may come out, for tests that compare equals.
-    pub lots: Option<u64>,
+    pub random_costs: Option<u64>,
 }
 
 impl Default for Options {
@@ -49,7 +49,7 @@ impl Default for Options {
             extract: extract::Options::default(),
             proof: true,
             planted: vec![],
-            lots: None,
+            random_costs: None,
         }
     }
 }
@@ -145,6 +145,15 @@ fn run(program: &Program, options: &Options, rules: &[&Rule]) -> Result<Optimize
         return Err(Error::Unsound(conflict.clone()));
     }
     times.saturate = millis(start.elapsed());
+    let size = (egraph.total_number_of_nodes(), egraph.number_of_classes());
+    tracing::debug!(
+        rounds = stats.rounds,
+        nodes = size.0,
+        classes = size.1,
+        ms = times.saturate,
+        node_limit_reached = stats.limited,
+        "search finished"
+    );
 
     let start = Instant::now();
     let ids = egraph
@@ -152,6 +161,16 @@ fn run(program: &Program, options: &Options, rules: &[&Rule]) -> Result<Optimize
         .ok_or_else(|| Error::Graph("the program left its e-graph".into()))?;
     let chosen = Chosen::find(&egraph, egraph.find(root), &expr, &ids, options)?;
     times.extract = millis(start.elapsed());
+    let found = &chosen.solution;
+    tracing::debug!(
+        method = ?found.method,
+        optimal = found.ilp_optimal,
+        before = found.costs.original,
+        cost = found.cost,
+        bound = found.lower_bound,
+        ms = times.extract,
+        "program extracted"
+    );
 
     let start = Instant::now();
     let proof = options
@@ -195,7 +214,7 @@ fn run(program: &Program, options: &Options, rules: &[&Rule]) -> Result<Optimize
         costs: s.costs,
         proof,
         stats,
-        size: (egraph.total_number_of_nodes(), egraph.number_of_classes()),
+        size,
         times,
         target: options.target.name.clone(),
         output,
@@ -288,7 +307,7 @@ impl Chosen {
         let cost = |class: Id, node: &Node| {
             let types: Vec<Ty> = node.children.iter().map(|c| egraph[*c].data.ty.clone()).collect();
             let out = &egraph[class].data.ty;
-            if let (Some(seed), Op::Row(_) | Op::Opaque(_)) = (options.lots, &node.op) {
+            if let (Some(seed), Op::Row(_) | Op::Opaque(_)) = (options.random_costs, &node.op) {
                 return drawn(seed, node, &types);
             }
             let work = match &node.op {

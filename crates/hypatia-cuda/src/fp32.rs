@@ -8,7 +8,7 @@
 mod choice;
 mod pieces;
 mod tiles;
-mod yard;
+mod trials;
 
 pub use choice::choose;
 use hypatia_core::ty::DType;

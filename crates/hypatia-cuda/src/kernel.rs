@@ -25,7 +25,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Brings it to a device; compiled only if neither this process nor the shelf has it.
+    /// Brings it to a device; compiled only if neither this process nor the cache has it.
     pub fn load(&self, device: &'static Device) -> Result<Loaded> {
         Ok(Loaded {
             function: module(device, &self.name, &self.source)?.function(&self.name)?,
@@ -97,7 +97,7 @@ pub(super) fn module(device: &'static Device, name: &str, source: &str) -> Resul
     let code = nvrtc::machine_code(name, source, device.arch())?;
     let module = match Module::load(device, &code) {
         Ok(module) => module,
-        // What the shelf kept may be damaged in a way that only the driver sees.
+        // What the cache kept may be damaged in a way that only the driver sees.
         Err(_) => Module::load(device, &nvrtc::compile(name, source, device.arch())?)?,
     };
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`loading`] | which copies of the libraries are used |
 //! | [`driver`] | devices, streams, events, modules, graphs |
-//! | [`nvrtc`] | CUDA C++ text becomes machine code, kept by a [`Shelf`](nvrtc::Shelf) |
+//! | [`nvrtc`] | CUDA C++ text becomes machine code, kept by a [`KernelCache`](nvrtc::KernelCache) |
 //! | [`kernel`] | a generated kernel on a device, ready to launch |
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |

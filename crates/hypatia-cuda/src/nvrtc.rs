@@ -1,11 +1,12 @@
 //! CUDA C++ text becomes machine code for one architecture; no GPU and no toolkit are needed for that.
 //!
-//! What was compiled is handed to a [`Shelf`] and asked of it the next time. Whatever a shelf returns that is no machine
+//! What was compiled is handed to a [`KernelCache`] and asked of it the next time. Whatever a cache returns that is no machine
 //! code counts as absent.
 
 use std::ffi::{CString, c_int};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::sys::Nvrtc;
 use crate::{Error, Result};
@@ -36,18 +37,18 @@ impl fmt::Display for Arch {
 }
 
 /// A place that keeps machine code by a key, such as a folder.
-pub trait Shelf: Send + Sync {
+pub trait KernelCache: Send + Sync {
     /// What was put under the key.
     fn get(&self, key: &str) -> Option<Vec<u8>>;
     /// Keeps something under a key; trouble is not reported.
     fn put(&self, key: &str, code: &[u8]);
 }
 
-static SHELF: Mutex<Option<Arc<dyn Shelf>>> = Mutex::new(None);
+static CACHE: Mutex<Option<Arc<dyn KernelCache>>> = Mutex::new(None);
 
 /// Keeps compiled kernels there from now on.
-pub fn keep_in(shelf: Arc<dyn Shelf>) {
-    *SHELF.lock().unwrap_or_else(PoisonError::into_inner) = Some(shelf);
+pub fn keep_in(cache: Arc<dyn KernelCache>) {
+    *CACHE.lock().unwrap_or_else(PoisonError::into_inner) = Some(cache);
 }
 
 /// Sums and products are written with intrinsics where their rounding matters, so contraction may stay on inside
@@ -67,34 +68,34 @@ pub fn origin() -> Result<&'static str> {
     Ok(&Nvrtc::get()?.origin)
 }
 
-/// Machine code of a source, from the shelf if it has any.
+/// Machine code of a source, from the cache if it has any.
 pub fn machine_code(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     let key = key(name, source, arch)?;
-    let shelf = shelf();
-    if let Some(code) = shelf.as_ref().and_then(|s| kept(s.as_ref(), &key)) {
+    let cache = cache();
+    if let Some(code) = cache.as_ref().and_then(|s| kept(s.as_ref(), &key)) {
         return Ok(code);
     }
     let code = compile(name, source, arch)?;
-    if let Some(shelf) = shelf {
-        shelf.put(&key, &code);
+    if let Some(cache) = cache {
+        cache.put(&key, &code);
     }
     Ok(code)
 }
 
-/// Compiles several sources at once, for [`machine_code`] to find on the shelf: one after the other they would make a
+/// Compiles several sources at once, for [`machine_code`] to find in the cache: one after the other they would make a
 /// user wait. What is wrong with one is said when it is asked for.
 pub fn compile_ahead(name: &str, sources: &[String], arch: Arch) -> Result<()> {
-    let Some(shelf) = shelf() else {
+    let Some(cache) = cache() else {
         return Ok(());
     };
     let mut missing = vec![];
     for source in sources {
         let key = key(name, source, arch)?;
-        if kept(shelf.as_ref(), &key).is_none() {
+        if kept(cache.as_ref(), &key).is_none() {
             missing.push((key, source));
         }
     }
-    // The shelf may need what this thread holds, so only the compiler runs on others.
+    // The cache may need what this thread holds, so only the compiler runs on others.
     let codes: Vec<_> = std::thread::scope(|scope| {
         let spawned = missing
             .iter()
@@ -104,14 +105,14 @@ pub fn compile_ahead(name: &str, sources: &[String], arch: Arch) -> Result<()> {
     });
     for ((key, _), code) in missing.iter().zip(codes) {
         if let Ok(Ok(code)) = code {
-            shelf.put(key, &code);
+            cache.put(key, &code);
         }
     }
     Ok(())
 }
 
-fn shelf() -> Option<Arc<dyn Shelf>> {
-    SHELF.lock().unwrap_or_else(PoisonError::into_inner).clone()
+fn cache() -> Option<Arc<dyn KernelCache>> {
+    CACHE.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 fn key(name: &str, source: &str, arch: Arch) -> Result<String> {
@@ -120,12 +121,18 @@ fn key(name: &str, source: &str, arch: Arch) -> Result<String> {
     Ok(format!("{name} {arch} nvrtc {major}.{minor} {print:032x}"))
 }
 
-fn kept(shelf: &dyn Shelf, key: &str) -> Option<Vec<u8>> {
-    shelf.get(key).filter(|code| code.starts_with(b"\x7fELF"))
+fn kept(cache: &dyn KernelCache, key: &str) -> Option<Vec<u8>> {
+    let code = cache.get(key)?;
+    let is_code = code.starts_with(b"\x7fELF");
+    if !is_code {
+        tracing::debug!("what is kept of kernel {key} is no machine code and counts as absent");
+    }
+    is_code.then_some(code)
 }
 
 /// Machine code of a source, compiled now.
 pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
+    let start = Instant::now();
     let nvrtc = Nvrtc::get()?;
     let plain = |text: String| CString::new(text).map_err(|e| Error::unsupported(format!("kernel {name}: {e}")));
     let (text, file) = (plain(source.into())?, plain(format!("{name}.cu"))?);
@@ -150,6 +157,8 @@ pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
             Err(e) => Err(refused(nvrtc, program, name, &e)),
         };
         nvrtc.nvrtcDestroyProgram(&mut program)?;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        tracing::debug!(name, %arch, compiled = result.is_ok(), ms, "kernel compiled by NVRTC");
         result
     }
 }
@@ -190,7 +199,7 @@ mod tests {
     #[derive(Default)]
     struct Memory(Mutex<HashMap<String, Vec<u8>>>);
 
-    impl Shelf for Memory {
+    impl KernelCache for Memory {
         fn get(&self, key: &str) -> Option<Vec<u8>> {
             self.0.lock().unwrap().get(key).cloned()
         }
@@ -201,23 +210,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compiled_ahead_is_on_the_shelf() {
+    fn what_is_compiled_ahead_is_in_the_cache() {
         if !has("NVRTC", version().err()) {
             return;
         }
-        let shelf = Arc::new(Memory::default());
-        keep_in(shelf.clone());
+        let cache = Arc::new(Memory::default());
+        keep_in(cache.clone());
         let arch = Arch::new(9, 0);
         let mut sources: Vec<String> = (0..3)
             .map(|n| format!("extern \"C\" __global__ void ahead(int* x) {{ x[0] = {n}; }}"))
             .collect();
         sources.push("not a kernel".into());
         compile_ahead("ahead", &sources, arch).unwrap();
-        let on_shelf = |source| shelf.get(&key("ahead", source, arch).unwrap());
+        let in_cache = |source| cache.get(&key("ahead", source, arch).unwrap());
         for source in &sources[..3] {
-            assert_eq!(on_shelf(source), Some(machine_code("ahead", source, arch).unwrap()));
+            assert_eq!(in_cache(source), Some(machine_code("ahead", source, arch).unwrap()));
         }
-        assert_eq!(on_shelf(&sources[3]), None);
+        assert_eq!(in_cache(&sources[3]), None);
         assert!(matches!(
             machine_code("ahead", &sources[3], arch),
             Err(Error::Compile { .. })

@@ -8,12 +8,13 @@ use hypatia_core::ty::DType;
 use hypatia_cuda::driver::{self, Device, Executable, Graph};
 use hypatia_cuda::gemm::{self, Budget, Epilogue, Operands, Problem, Scratch, Tuned};
 use hypatia_cuda::loading;
-use hypatia_cuda::nvrtc::{self, Arch, Shelf};
+use hypatia_cuda::nvrtc::{self, Arch, KernelCache};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Serialize;
 
+use crate::logging::logged;
 use crate::{failed, guarded, json};
 
 /// Looks for libraries in these folders from now on.
@@ -28,7 +29,7 @@ struct Store {
     put: Py<PyAny>,
 }
 
-impl Shelf for Store {
+impl KernelCache for Store {
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         Python::attach(|py| self.get.call1(py, (key,)).ok()?.extract(py).ok()?)
     }
@@ -97,7 +98,7 @@ fn libraries(py: Python<'_>) -> PyResult<String> {
 #[pyfunction]
 fn compile<'py>(py: Python<'py>, name: &str, source: &str, arch: (u32, u32)) -> PyResult<Bound<'py, PyBytes>> {
     let arch = Arch::new(arch.0, arch.1);
-    let code = guarded(py, || nvrtc::machine_code(name, source, arch).map_err(failed))?;
+    let code = logged(py, || nvrtc::machine_code(name, source, arch).map_err(failed))?;
     Ok(PyBytes::new(py, &code))
 }
 
@@ -183,7 +184,7 @@ impl Gemm {
 
     /// Looks for the best algorithm in the given memory; the trials and the best one as JSON.
     fn tune(&self, py: Python<'_>, stream: usize, address: u64, bytes: usize) -> PyResult<String> {
-        guarded(py, || {
+        logged(py, || {
             let device = Device::get(self.device).map_err(failed)?;
             let scratch = Scratch { address, bytes };
             // SAFETY: the caller has allocated it on this device and keeps it until this returns.

@@ -15,10 +15,11 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::cuda_rest::CudaPlanRest;
-use crate::plan::{Expected, NativePlan, call, dispatched, given, unfit};
+use crate::logging::logged;
+use crate::plan::{Expected, NativePlan, calls_and_watched, dispatched, given, objects, unfit};
 use crate::split_weights::SplitWeights;
-use crate::tensor::Exchange;
-use crate::weights::Watched;
+use crate::tensor::{Exchange, Fresh};
+use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, tuning};
 
 /// Streams for which memory is kept.
@@ -80,17 +81,13 @@ impl BoundCudaPlan {
         let exchange = Exchange::get(py)?;
         let memories = plan.constant_memories(constants, exchange, Some(gpu))?;
         let addresses: Vec<u64> = memories.iter().map(|m| m.0 as u64).collect();
-        let calls = (calls.iter())
-            .map(|c| call(&c, exchange, &libtorch))
-            .collect::<PyResult<_>>()?;
-        // Before they are read: what another thread changes meanwhile is noticed by the first call.
-        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
         let known = match like {
             Some(like) if like.current(py)? => Some(&like.split),
             _ => None,
         };
         let mut split_weights = SplitWeights::like(py, known);
-        let runnable = guarded(py, || {
+        let runnable = logged(py, || {
             let database = tuning::database();
             let mut scratch = vec![];
             let mut memory = |bytes: usize| {
@@ -121,12 +118,10 @@ impl BoundCudaPlan {
             database.save();
             Ok(runnable)
         })?;
-        let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&plan.plan().values[*i])).collect();
+        let (inputs, outputs) = plan.expected();
         Ok(BoundCudaPlan {
-            inputs: (plan.plan().inputs.iter())
-                .map(|id| Expected::seen(plan.plan(), *id))
-                .collect(),
-            outputs: expected(&plan.plan().outputs),
+            inputs,
+            outputs,
             late: plan.late(),
             runnable,
             gpu,
@@ -141,12 +136,7 @@ impl BoundCudaPlan {
 
     /// Whether the watched tensors are as they were.
     fn current(&self, py: Python<'_>) -> PyResult<bool> {
-        for watched in &self.watched {
-            if !watched.holds(py)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        all_hold(&self.watched, py)
     }
 
     /// Runs the plan on a stream; none if an input is not what the plan was made for, or if a watched tensor changed.
@@ -233,13 +223,9 @@ impl BoundCudaPlan {
         };
         let device = Device::get(self.gpu).map_err(failed)?;
         let on = device.stream(stream);
-        let mut fresh = Vec::with_capacity(self.outputs.len());
-        for expected in &self.outputs {
-            fresh.push(
-                self.exchange
-                    .allocate(expected.dtype, &expected.shape, Some(self.gpu))?,
-            );
-        }
+        let fresh: Vec<Fresh> = (self.outputs.iter())
+            .map(|expected| expected.allocate(self.exchange, Some(self.gpu)))
+            .collect::<PyResult<_>>()?;
         let results: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
         // The arena stays alive in `_arena`, or with the plan.
         let Ok((arena, _arena)) = self.arena(py, stream, on.is_capturing().map_err(failed)?) else {
@@ -250,7 +236,7 @@ impl BoundCudaPlan {
             // knows on which stream it is used.
             unsafe { Cuda.run(&self.runnable, (on, arena), &given, &results) }.map_err(failed)
         })?;
-        let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
+        let objects = objects(py, fresh)?;
         let Some(returns) = &self.returns else {
             return PyTuple::new(py, objects).map(Some);
         };

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::cuda_plan::BoundCudaPlan;
+use crate::plan::objects;
 use crate::{caught, failed, guarded};
 
 /// What is left to do once the first steps of a plan have run: the last ones write large results, into new memory at
@@ -55,9 +56,7 @@ impl CudaPlanRest {
             early.push(if is_late {
                 None
             } else {
-                let fresh = bound
-                    .exchange
-                    .allocate(expected.dtype, &expected.shape, Some(bound.gpu))?;
+                let fresh = expected.allocate(bound.exchange, Some(bound.gpu))?;
                 let address = fresh.data() as u64;
                 Some((fresh.into_object(py)?.unbind(), address))
             });
@@ -80,17 +79,12 @@ impl CudaPlanRest {
         let mut fresh = vec![];
         for (expected, early) in bound.outputs.iter().zip(&self.early) {
             if early.is_none() {
-                fresh.push(
-                    bound
-                        .exchange
-                        .allocate(expected.dtype, &expected.shape, Some(bound.gpu))?,
-                );
+                fresh.push(expected.allocate(bound.exchange, Some(bound.gpu))?);
             }
         }
         let addresses: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
         self.run_part(py, &self.part, stream, &addresses)?;
-        let objects: Vec<_> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
-        PyTuple::new(py, objects)
+        PyTuple::new(py, objects(py, fresh)?)
     }
 
     /// Runs some steps, with the addresses of late outputs if they use those.

@@ -5,6 +5,7 @@ mod cuda;
 mod cuda_plan;
 mod cuda_rest;
 mod devices;
+mod logging;
 mod plan;
 mod results;
 mod split_weights;
@@ -27,6 +28,8 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
+
+use crate::logging::logged;
 
 create_exception!(
     _native,
@@ -70,7 +73,7 @@ struct PyOptions {
     #[serde(default)]
     planted: Vec<String>,
     #[serde(default)]
-    lots: Option<u64>,
+    random_costs: Option<u64>,
 }
 
 impl PyOptions {
@@ -80,7 +83,7 @@ impl PyOptions {
                 .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
             proof: self.proof,
             planted: self.planted.clone(),
-            lots: self.lots,
+            random_costs: self.random_costs,
             ..Options::default()
         };
         options.limits.nodes = self.node_limit;
@@ -125,7 +128,7 @@ impl Optimization {
     /// for a training step that results may be inputs and views (`saved`), how tensors lie (`layouts`), and which masks are
     /// kept beside outputs (`keep`) or taken beside inputs (`masked`).
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
-        guarded(py, || {
+        logged(py, || {
             let wish = devices::wish(wish)?;
             let lowered = hypatia_runtime::lower::plan::lower(&self.optimized, self.results, &wish).map_err(failed)?;
             Ok(plan::NativePlan::new(lowered))
@@ -174,7 +177,7 @@ impl Optimization {
 /// Optimizes a captured graph.
 #[pyfunction]
 fn optimize(py: Python<'_>, graph: &str, options: &str) -> PyResult<Optimization> {
-    guarded(py, || {
+    logged(py, || {
         let options: PyOptions = serde_json::from_str(options).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let captured: Captured = serde_json::from_str(graph).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let program = import::import(&captured).map_err(failed)?;
@@ -233,7 +236,7 @@ impl KeptProgram {
 
     /// The program as a native plan; see `Optimization.plan`.
     fn plan(&self, py: Python<'_>, wish: &str) -> PyResult<plan::NativePlan> {
-        guarded(py, || {
+        logged(py, || {
             let wish = devices::wish(wish)?;
             let lowered =
                 hypatia_runtime::lower::plan::lower_program(&self.program, &self.weights, self.results, &wish);
@@ -371,6 +374,7 @@ fn targets() -> Vec<String> {
 
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    logging::start();
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("HypatiaError", m.py().get_type::<HypatiaError>())?;
     m.add_class::<Optimization>()?;

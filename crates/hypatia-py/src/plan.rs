@@ -18,9 +18,10 @@ use pyo3::types::{PyList, PyTuple};
 use serde::{Deserialize, Serialize};
 
 use crate::call::PythonCall;
+use crate::logging::logged;
 use crate::results::Spares;
-use crate::tensor::Exchange;
-use crate::weights::Watched;
+use crate::tensor::{Exchange, Fresh};
+use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, json};
 
 /// Time for measuring the kernels of one plan.
@@ -63,6 +64,13 @@ impl NativePlan {
     /// can fail for want of memory.
     pub fn late(&self) -> Option<usize> {
         self.changes.is_empty().then(|| late(&self.plan)).flatten()
+    }
+
+    /// What it takes, as a caller sees it, and what it makes.
+    pub fn expected(&self) -> (Vec<Expected>, Vec<Expected>) {
+        let inputs = self.plan.inputs.iter().map(|id| Expected::seen(&self.plan, *id));
+        let outputs = self.plan.outputs.iter().map(|id| Expected::of(&self.plan.values[*id]));
+        (inputs.collect(), outputs.collect())
     }
 
     /// Where constants are, if they are what the plan was made for.
@@ -137,6 +145,11 @@ impl Expected {
         expected
     }
 
+    /// A new tensor in the CPU's memory, or in that of a GPU.
+    pub fn allocate(&self, exchange: Exchange, gpu: Option<u32>) -> PyResult<Fresh> {
+        exchange.allocate(self.dtype, &self.shape, gpu)
+    }
+
     fn text(&self) -> String {
         let strides = self
             .strides
@@ -191,13 +204,9 @@ impl NativePlan {
     ) -> PyResult<BoundPlan> {
         let exchange = Exchange::get(py)?;
         let memories = self.constant_memories(constants, exchange, None)?;
-        let calls = (calls.iter())
-            .map(|c| call(&c, exchange, &libtorch))
-            .collect::<PyResult<_>>()?;
-        // Before they are read: what another thread changes meanwhile is noticed by the first call.
-        let watched = watched.iter().map(|t| Watched::new(&t)).collect::<PyResult<_>>()?;
+        let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
         let like = like.as_ref().map(|p| &p.runnable);
-        let runnable = guarded(py, || {
+        let runnable = logged(py, || {
             let database = crate::tuning::database();
             let setting = Setting {
                 threads,
@@ -216,12 +225,10 @@ impl NativePlan {
         for at in runnable.kept() {
             kept.push(constants.get_item(at)?.unbind());
         }
-        let expected = |ids: &[usize]| ids.iter().map(|i| Expected::of(&self.plan.values[*i])).collect();
+        let (inputs, outputs) = self.expected();
         Ok(BoundPlan {
-            inputs: (self.plan.inputs.iter())
-                .map(|id| Expected::seen(&self.plan, *id))
-                .collect(),
-            outputs: expected(&self.plan.outputs),
+            inputs,
+            outputs,
             watched,
             exchange,
             runnable,
@@ -241,7 +248,27 @@ struct Described {
     returns: usize,
 }
 
-pub fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResult<Box<dyn Call>> {
+type Calls = Vec<Box<dyn Call>>;
+
+/// The calls of a plan, and the tensors that it stands on as they are now. That is before they are read: what another
+/// thread changes meanwhile is noticed by the first call.
+pub fn calls_and_watched(
+    calls: &Bound<'_, PyList>,
+    watched: &Bound<'_, PyList>,
+    exchange: Exchange,
+    libtorch: &Path,
+) -> PyResult<(Calls, Vec<Watched>)> {
+    let calls = calls.iter().map(|c| call(&c, exchange, libtorch));
+    let watched = watched.iter().map(|t| Watched::new(&t));
+    Ok((calls.collect::<PyResult<_>>()?, watched.collect::<PyResult<_>>()?))
+}
+
+/// New tensors as torch's.
+pub fn objects<'py>(py: Python<'py>, fresh: Vec<Fresh>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fresh.into_iter().map(|f| f.into_object(py)).collect()
+}
+
+fn call(given: &Bound<'_, PyAny>, exchange: Exchange, libtorch: &Path) -> PyResult<Box<dyn Call>> {
     let Ok(text) = given.extract::<String>() else {
         return Ok(Box::new(PythonCall::new(given.clone().unbind(), exchange)));
     };
@@ -330,12 +357,7 @@ pub struct BoundPlan {
 impl BoundPlan {
     /// Whether the watched tensors are as they were.
     fn current(&self, py: Python<'_>) -> PyResult<bool> {
-        for watched in &self.watched {
-            if !watched.holds(py)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        all_hold(&self.watched, py)
     }
 
     /// Runs the plan on dense tensors of the shapes it was made for; none if an input is another one, or if a
@@ -392,7 +414,7 @@ impl BoundPlan {
                 .reuse(expected.dtype, &expected.shape, bytes, &self.spares);
             fresh.push(match again {
                 Some(tensor) => tensor,
-                None => self.exchange.allocate(expected.dtype, &expected.shape, None)?,
+                None => expected.allocate(self.exchange, None)?,
             });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
@@ -400,7 +422,6 @@ impl BoundPlan {
             // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
             unsafe { Cpu.run(&self.runnable, threads, &given, &results) }.map_err(failed)
         })?;
-        let objects: Vec<Bound<'py, PyAny>> = fresh.into_iter().map(|f| f.into_object(py)).collect::<PyResult<_>>()?;
-        PyTuple::new(py, objects).map(Some)
+        PyTuple::new(py, objects(py, fresh)?).map(Some)
     }
 }

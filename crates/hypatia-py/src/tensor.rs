@@ -38,6 +38,26 @@ struct DlTensor {
     byte_offset: u64,
 }
 
+impl DlTensor {
+    /// A tensor of these sizes and strides, which must outlive the description.
+    fn new(data: *mut u8, dtype: DType, shape: &mut [i64], strides: &mut [i64], gpu: Option<u32>) -> DlTensor {
+        let (device_type, device_id) = device(gpu);
+        let (code, bits) = code_of(dtype);
+        DlTensor {
+            data: data.cast(),
+            device_type,
+            device_id,
+            ndim: shape.len() as i32,
+            code,
+            bits,
+            lanes: 1,
+            shape: shape.as_mut_ptr(),
+            strides: strides.as_mut_ptr(),
+            byte_offset: 0,
+        }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Version {
@@ -147,22 +167,8 @@ impl Exchange {
 
     /// A new dense tensor in the CPU's memory, or in that of a GPU.
     pub fn allocate(&self, dtype: DType, shape: &[i64], gpu: Option<u32>) -> PyResult<Fresh> {
-        let (device_type, device_id) = device(gpu);
-        let (code, bits) = code_of(dtype);
-        let mut sizes = shape.to_vec();
-        let mut steps = dense(shape);
-        let mut prototype = DlTensor {
-            data: null_mut(),
-            device_type,
-            device_id,
-            ndim: shape.len() as i32,
-            code,
-            bits,
-            lanes: 1,
-            shape: sizes.as_mut_ptr(),
-            strides: steps.as_mut_ptr(),
-            byte_offset: 0,
-        };
+        let (mut sizes, mut strides) = (shape.to_vec(), dense(shape));
+        let mut prototype = DlTensor::new(null_mut(), dtype, &mut sizes, &mut strides, gpu);
         let mut message = String::new();
         let mut made: *mut Managed = null_mut();
         // SAFETY: the prototype and the string outlive the call.
@@ -210,26 +216,14 @@ unsafe extern "C" fn free_ours(managed: *mut Managed) {
 
 impl Ours {
     fn make(data: *mut u8, dtype: DType, mut shape: Vec<i64>, mut strides: Vec<i64>, gpu: Option<u32>) -> Box<Ours> {
-        let (device_type, device_id) = device(gpu);
-        let (code, bits) = code_of(dtype);
+        let tensor = DlTensor::new(data, dtype, &mut shape, &mut strides, gpu);
         let mut ours = Box::new(Ours {
             managed: Managed {
                 version: Version { major: 1, minor: 0 },
                 manager_ctx: null_mut(),
                 deleter: Some(free_ours),
                 flags: 0,
-                tensor: DlTensor {
-                    data: data.cast(),
-                    device_type,
-                    device_id,
-                    ndim: shape.len() as i32,
-                    code,
-                    bits,
-                    lanes: 1,
-                    shape: shape.as_mut_ptr(),
-                    strides: strides.as_mut_ptr(),
-                    byte_offset: 0,
-                },
+                tensor,
             },
             _shape: shape,
             _strides: strides,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hypatia_runtime::tuning::Database;
 use pyo3::prelude::*;
 
-use crate::guarded;
+use crate::logging::logged;
 
 static DATABASE: Mutex<Option<Arc<Database>>> = Mutex::new(None);
 
@@ -20,7 +20,7 @@ pub fn database() -> Arc<Database> {
 #[pyfunction]
 #[pyo3(signature = (folder))]
 pub fn tuning_folder(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<()> {
-    guarded(py, || {
+    logged(py, || {
         let opened = folder.map_or_else(Database::in_memory, Database::open);
         *DATABASE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(opened));
         Ok(())

@@ -35,6 +35,16 @@ impl Watched {
     }
 }
 
+/// Whether all of them are as they were.
+pub fn all_hold(watched: &[Watched], py: Python<'_>) -> PyResult<bool> {
+    for one in watched {
+        if !one.holds(py)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The state of a weight: its version counter, where it lies, and a sum over some of its elements.
 #[pyfunction]
 pub fn weight_state(tensor: &Bound<'_, PyAny>) -> PyResult<State> {

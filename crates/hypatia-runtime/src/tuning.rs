@@ -84,6 +84,7 @@ impl Database {
 
     /// Adds or replaces an entry, in memory.
     pub fn put(&self, key: Key, entry: Entry) {
+        tracing::debug!(op = key.op, shape = ?key.shape, dtype = key.dtype, chosen = entry.chosen, times = ?entry.times, "tuned");
         let mut entries = self.entries();
         entries.new.insert(key.clone());
         entries.all.insert(key, (entry, file::now()));

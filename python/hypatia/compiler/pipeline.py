@@ -63,18 +63,18 @@ def _searched(text: str, options: str) -> program_cache.Optimization:
 
 
 @dataclasses.dataclass(frozen=True)
-class Left:
+class UncompiledGraph:
     """A graph that runs as it was captured."""
 
     kind: str
     reason: str
 
 
-_listeners: list[Callable[[Left], None]] = []
+_listeners: list[Callable[[UncompiledGraph], None]] = []
 
 
 @contextlib.contextmanager
-def hearing_of_left(told: Callable[[Left], None]) -> Iterator[None]:
+def listening_for_uncompiled(told: Callable[[UncompiledGraph], None]) -> Iterator[None]:
     """Tells of every graph that is left as it is."""
     with _lock:
         _listeners.append(told)
@@ -85,11 +85,11 @@ def hearing_of_left(told: Callable[[Left], None]) -> Iterator[None]:
             _listeners.remove(told)
 
 
-def _tell_left(kind: str, reason: str) -> None:
+def _tell_uncompiled(kind: str, reason: str) -> None:
     with _lock:
         listeners = list(_listeners)
     for told in listeners:
-        told(Left(kind, reason))
+        told(UncompiledGraph(kind, reason))
 
 
 Part = tuple[str, str]
@@ -156,14 +156,14 @@ def compile_graph(gm: fx.GraphModule, request: Request) -> CompiledGraph:
         compiled = _compile(gm, request)
     except UnsupportedError as e:
         log.info("%s graph left as it is: %s", kind, e)
-        _tell_left(kind, str(e))
+        _tell_uncompiled(kind, str(e))
         return CompiledGraph(gm, gm)
     except Exception as e:
         if raise_errors:
             raise
         # A user's model never fails because of the compiler.
         log.warning("%s graph left as it is after an internal error", kind, exc_info=True)
-        _tell_left(kind, f"internal error: {type(e).__name__}: {e}")
+        _tell_uncompiled(kind, f"internal error: {type(e).__name__}: {e}")
         return CompiledGraph(gm, gm)
     report, optimized = compiled.report, compiled.optimized
     if log.isEnabledFor(logging.INFO):

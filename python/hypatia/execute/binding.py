@@ -18,7 +18,7 @@ from . import torch_calls
 from .cuda_graph import Room
 from .described import Described, described
 from .folding import folded_bytes
-from .outputs import Finish
+from .outputs import PlanResults
 from .plans import CONVOLUTION, Planner, cudnn_settings
 from .recorded_plan import Recorded
 from .weight_changes import are_steady
@@ -86,12 +86,12 @@ class Binding:
         """The plan takes the arguments as they are."""
         self.changes = about["changes"]
         """Which of the plan's inputs it changes in place."""
-        self.finish = Finish(self.gm, about, self.planner.plain)
+        self.plan_results = PlanResults(self.gm, about, self.planner.plain)
         """Makes results of a training step."""
         self.keeps: dict[int, int] = {}
         """Results beside which the mask of a ReLU can be kept, and the plan's outputs that they are."""
         if self.planner.saved:
-            self.keeps = {p: o for o in about["keeps"] for p in self.finish.places(o)}
+            self.keeps = {p: o for o in about["keeps"] for p in self.plan_results.places(o)}
         self.masks = {self.inputs[i]: i for i in about["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
 
@@ -195,7 +195,7 @@ class Binding:
             recordable = not self.planner.saved
             if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
                 bound = self._recorded(bound, tuple(self.given(args)), about["changes"])
-        return bound, Finish(self.gm, about, self.planner.plain)
+        return bound, PlanResults(self.gm, about, self.planner.plain)
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:
         """Another plan of the graph, without constants; so many last outputs follow the results."""
@@ -224,7 +224,7 @@ class Binding:
         returns = None
         if self.planner.saved:
             outputs = plan.outputs()
-            returns = [*self.finish.returns, *range(outputs - more, outputs)]
+            returns = [*self.plan_results.returns, *range(outputs - more, outputs)]
         shared = like.bound if isinstance(like, Recorded) else like
         return _native.BoundCudaPlan(
             plan,
@@ -276,12 +276,12 @@ class Binding:
         return next(iter(self.bound.values()))[0].kinds() if self.bound else []
 
 
-def _arranging(bound: Plan, finish: Finish) -> Callable[..., Any]:
+def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., Any]:
     """A plan that returns its outputs, as one that returns what results are made of."""
 
     def run(lead: int, *inputs: torch.Tensor) -> list[object] | None:
         outputs = bound(lead, *inputs)
-        return None if outputs is None else finish.arranged(outputs, inputs)
+        return None if outputs is None else plan_results.arranged(outputs, inputs)
 
     return run
 

@@ -18,7 +18,7 @@ from .. import _torch
 from .._torch import pytree
 from . import timing
 from .native import NativeGraph
-from .timing import Forms, Laps, Times
+from .timing import CallTimes, Forms, Times
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def with_backward(call: Callable[[], object], wanted: Iterable[torch.Tensor]) ->
     return step
 
 
-class Rematch:
+class LaterTiming:
     """Calls in the form that was kept, and some later ones by the plan, which lost by little: what was
     measured beside a compilation may not be so any more. Calls are timed that are made anyway."""
 
@@ -150,37 +150,37 @@ class Rematch:
         self._device = device
         self._ended = ended
         self._calls = 0
-        self._laps: dict[str, Laps] = {}
+        self._call_times: dict[str, CallTimes] = {}
 
     def __call__(self, args: list[Any]) -> object:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
         if begun is None or not _is_quiet(self._device):
-            self._laps = {}
+            self._call_times = {}
             return self._kept(args)
         at = self._calls - begun
         if at == 0:
-            self._laps = {name: Laps(self._device) for name in ("plan", "kept")}
-        laps = self._laps
+            self._call_times = {name: CallTimes(self._device) for name in ("plan", "kept")}
+        call_times = self._call_times
         if at < LAPS:
-            results = laps["plan"].time(lambda: self._plan(args)) if laps else None
+            results = call_times["plan"].time(lambda: self._plan(args)) if call_times else None
             if results is not None:
                 return results
             # It does not run now, so that there is nothing to compare.
-            self._laps = {}
-        elif laps:
-            results = laps["kept"].time(lambda: self._kept(args))
+            self._call_times = {}
+        elif call_times:
+            results = call_times["kept"].time(lambda: self._kept(args))
             if at == 2 * LAPS - 1:
-                self._end(laps)
+                self._end(call_times)
             return results
         return self._kept(args)
 
-    def _end(self, laps: Mapping[str, Laps]) -> None:
-        self._laps = {}
-        seconds = {name: each.seconds() for name, each in laps.items()}
+    def _end(self, call_times: Mapping[str, CallTimes]) -> None:
+        self._call_times = {}
+        seconds = {name: each.seconds() for name, each in call_times.items()}
         if timing.instead is not None:
-            seconds = timing.instead(list(laps))
+            seconds = timing.instead(list(call_times))
         self._ended(self._calls, seconds, decide(seconds) == "plan")
 
 

@@ -10,8 +10,9 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -164,6 +165,84 @@ class Room:
     def leave(self, key: object) -> None:
         """A recording is gone."""
         self._held.pop(key, None)
+
+
+class _Recording(Protocol):
+    """A CUDA graph with its memory."""
+
+    bytes: int
+
+
+_R = TypeVar("_R", bound=_Recording)
+
+
+class RecordingCache(Generic[_R]):
+    """Recordings by what they are for, as many as there is room for; the one used last comes last."""
+
+    def __init__(self, room: Room) -> None:
+        self.evicted = 0
+        """Recordings that gave way to others, or are of no use any more."""
+        self._room = room
+        self._known: OrderedDict[Hashable, _R] = OrderedDict()
+        self._seen: Counter[Hashable] = Counter()
+        weakref.finalize(self, _leave_all, room, id(self), self._known).atexit = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: Hashable) -> _R | None:
+        """The recording for the key, if there is one."""
+        return self._known.get(key)
+
+    def use(self, key: Hashable) -> None:
+        """The recording for the key is used now."""
+        self._known.move_to_end(key)
+
+    def count(self, key: Hashable, calls: int = 1) -> int:
+        """How many calls there were for the key that no recording served, with these."""
+        if len(self._seen) > 1024:
+            self._seen.clear()
+        self._seen[key] += calls
+        return self._seen[key]
+
+    def make_room(self, least: int) -> bool:
+        """Whether there is room for one more; the oldest gives way if there are at least so many."""
+        if self._room.has():
+            return True
+        if len(self._known) < least:
+            return False
+        self.drop(next(iter(self._known)))
+        return True
+
+    def put(self, key: Hashable, made: _R) -> bool:
+        """Keeps a recording, if its memory fits."""
+        if not self._room.take((id(self), key), made.bytes):
+            return False
+        self._known[key] = made
+        return True
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets a recording."""
+        self._known.pop(key, None)
+        self._room.leave((id(self), key))
+        self._seen.pop(key, None)
+        self.evicted += 1
+
+
+def _leave_all(room: Room, owner: int, known: Iterable[Hashable]) -> None:
+    for key in known:
+        room.leave((owner, key))
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, in memory that a recording reads."""
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all elements."""
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 class CopiesOut:

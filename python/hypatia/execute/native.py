@@ -91,12 +91,12 @@ class NativeGraph:
                 binding.forget()
             known = binding.known(args, sizes)
             if known is not None:
-                bound, finish = known
+                bound, plan_results = known
                 outputs = bound(binding.lead(), *inputs)
                 if outputs is not None:
                     if binding.changes:
                         note_changes([inputs[i] for i in binding.changes])
-                    return finish.results(outputs, inputs)
+                    return plan_results.results(outputs, inputs)
                 if bound.current():
                     return None
                 binding.bound.clear()
@@ -117,7 +117,7 @@ class NativeGraph:
             return None
         if binding.only is not None:
             return self._only(inputs)
-        bound, finish = known
+        bound, plan_results = known
         changed = [inputs[i] for i in binding.changes]
         before = State(changed, binding.device) if sizes and others else None
         outputs = bound(binding.lead(), *inputs)
@@ -125,7 +125,7 @@ class NativeGraph:
             binding.refusal = bound.refusal(*inputs)
             return None
         note_changes(changed)
-        results = finish.results(outputs, inputs)
+        results = plan_results.results(outputs, inputs)
         return results if before is None else self._settle_sizes(args, sizes, results, before)
 
     def _only(self, inputs: Sequence[Any]) -> Any:
@@ -139,7 +139,7 @@ class NativeGraph:
 
     def finished(self, returned: Any) -> Any:
         """The results of a training step, of what its plan returned."""
-        return None if returned is None else self.binding.finish.seen(returned)
+        return None if returned is None else self.binding.plan_results.seen(returned)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[int, ...] | None:
         """The values of the symbols; none if the arguments are of another form."""

@@ -14,7 +14,7 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Sizes, strides, and elements before the first."""
 
 
-class Finish:
+class PlanResults:
     """The results of a graph, from inputs and outputs of its plan."""
 
     def __init__(self, gm: fx.GraphModule, described: Described, plain: int | None) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
-from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +17,7 @@ from .. import _native, _torch
 from ..capture.layout import same_strides
 from .agreement import agree
 from .changes import State, fits
-from .cuda_graph import EVICTED, CudaGraph, Room
+from .cuda_graph import EVICTED, CudaGraph, RecordingCache, Room, bytes_of, copied
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +47,7 @@ class Recorded:
         self._changes = tuple(changes)
         self._lock = threading.Lock()
         self._stream = _torch.cuda_stream(index)
-        self._room = room
-        self._known: OrderedDict[Addresses, _Recording] = OrderedDict()
-        self._seen: Counter[Addresses] = Counter()
-        self._evicted = 0
-        weakref.finalize(self, _leave_all, room, id(self), self._known).atexit = False
+        self._cache: RecordingCache[_Recording] = RecordingCache(room)
         if room.is_empty() and not changes:
             self._record((), inputs)
 
@@ -62,7 +56,7 @@ class Recorded:
         if stream != self._stream or torch.cuda.is_current_stream_capturing():
             return self.bound(stream, *inputs)
         key = tuple([inputs[i].data_ptr() for i in self._changes]) if self._changes else ()
-        known = self._known.get(key)
+        known = self._cache.get(key)
         if known is None:
             return self._run_and_record(key, stream, inputs)
         if not self.bound.current() or not known.accepts(inputs):
@@ -73,11 +67,9 @@ class Recorded:
     def _run_and_record(self, key: Addresses, stream: int, inputs: Tensors) -> Tensors | None:
         """Runs the plan, and records it where it was called so often before."""
         with self._lock:
-            if len(self._seen) > 1024:
-                self._seen.clear()
-            self._seen[key] += 1
+            seen = self._cache.count(key)
             changed = [inputs[i] for i in self._changes]
-            if self._seen[key] != AFTER or self._evicted > EVICTED or not fits(changed, self.index):
+            if seen != AFTER or self._cache.evicted > EVICTED or not fits(changed, self.index):
                 return self.bound(stream, *inputs)
             before = State(changed, self.device)
             results = self.bound(stream, *inputs)
@@ -90,7 +82,7 @@ class Recorded:
             before.restore()
             if recording is not None and not self._is_right(recording, inputs, results, after):
                 log.warning("a recorded plan computes something else than the plan; it is not used")
-                self._drop(key)
+                self._cache.drop(key)
             after.restore()
             return results
 
@@ -100,25 +92,14 @@ class Recorded:
         return after.is_now() and all(agree(a, b) for a, b in zip(results, expected, strict=True))
 
     def _record(self, key: Addresses, inputs: Tensors) -> _Recording | None:
-        if not self._room.has():
-            if not self._known:
-                return None
-            self._drop(next(iter(self._known)))
+        if not self._cache.make_room(least=1):
+            return None
         try:
             made = _Recording(self.bound, self.device, inputs, self._changes)
         except (RuntimeError, _native.HypatiaError) as e:
             log.info("the plan is not recorded as a CUDA graph: %s", e)
             return None
-        if not self._room.take((id(self), key), made.bytes):
-            return None
-        self._known[key] = made
-        return made
-
-    def _drop(self, key: Addresses) -> None:
-        self._known.pop(key, None)
-        self._room.leave((id(self), key))
-        self._seen.pop(key, None)
-        self._evicted += 1
+        return made if self._cache.put(key, made) else None
 
     def current(self) -> bool:
         """Whether the weights are as they were."""
@@ -161,14 +142,13 @@ class _Recording:
 
         with torch.inference_mode(False), torch.no_grad():
             for i in self._places:
-                t = inputs[i]
-                given[i] = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+                given[i] = copied(inputs[i])
             self._inputs = [given[i] for i in self._places]
             before = torch.cuda.memory_reserved(index)
             self._graph = CudaGraph(index, run, warm=warm)
         self._early = self._graph.results.early
         self._has_late = None in self._early
-        self.bytes = sum(t.numel() * t.element_size() for t in self._inputs)
+        self.bytes = bytes_of(self._inputs)
         self.bytes += max(0, torch.cuda.memory_reserved(index) - before)
 
     def accepts(self, inputs: Tensors) -> bool:
@@ -185,8 +165,3 @@ class _Recording:
         self._graph.replay()
         late = iter(self._graph.results(stream) if self._has_late else ())
         return tuple(next(late) if r is None else r.clone() for r in self._early)
-
-
-def _leave_all(room: Room, owner: int, known: dict[Addresses, _Recording]) -> None:
-    for key in known:
-        room.leave((owner, key))

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,16 @@ from ..capture.records import module_of, path_of, value_of
 from ..kernels import FusedCall
 from .agreement import agree
 from .changes import State, fits, note_changes
-from .cuda_graph import EVICTED, CopiesOut, CudaGraph, Room, is_recordable_here
+from .cuda_graph import (
+    EVICTED,
+    CopiesOut,
+    CudaGraph,
+    RecordingCache,
+    Room,
+    bytes_of,
+    copied,
+    is_recordable_here,
+)
 from .folding import FoldedWeights
 
 log = logging.getLogger(__name__)
@@ -62,10 +70,7 @@ class Recordings:
             for n in gm.graph.find_nodes(op="call_module")
             if isinstance(module_of(n), FoldedWeights)
         ]
-        self._known: OrderedDict[object, Recording] = OrderedDict()
-        self._seen: Counter[object] = Counter()
-        self._evicted = 0
-        self._room = Room(self._index)
+        self._cache: RecordingCache[Recording] = RecordingCache(Room(self._index))
         self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Any:
@@ -81,13 +86,13 @@ class Recordings:
         if key is None:
             return None
         with self._lock:
-            known = self._known.get(key) or self._made(key, args)
+            known = self._cache.get(key) or self._made(key, args)
             if known is None:
                 return None
             if not self._is_current(known, args):
-                self._drop(key)
+                self._cache.drop(key)
                 return None
-            self._known.move_to_end(key)
+            self._cache.use(key)
             results = known(args)
         note_changes([*(args[i] for i in self._changed), *self._changed_parts])
         return results
@@ -97,11 +102,11 @@ class Recordings:
         key = self._key(args)
         if key is None or not is_recordable_here(self._index):
             return None
-        self._seen[key] = SEEN
+        self._cache.count(key, SEEN)
         results = self.direct(args)
         return None if results is None else lambda: self.direct(args)
 
-    def _key(self, args: Sequence[Any]) -> object | None:
+    def _key(self, args: Sequence[Any]) -> Hashable | None:
         """What a recording is for; none if there can be none."""
         found: list[object] = [_torch.cuda_stream(self._index), _settings()]
         for i in (*self._others, *self._changed):
@@ -120,24 +125,15 @@ class Recordings:
             return None
         return key
 
-    def _made(self, key: object, args: Sequence[Any]) -> Recording | None:
-        if self._evicted >= EVICTED:
+    def _made(self, key: Hashable, args: Sequence[Any]) -> Recording | None:
+        cache = self._cache
+        if cache.evicted >= EVICTED or cache.count(key) < SEEN or not cache.make_room(least=2):
             return None
-        if len(self._seen) > 1024:
-            self._seen.clear()
-        self._seen[key] += 1
-        if self._seen[key] < SEEN:
-            return None
-        if not self._room.has():
-            if len(self._known) < 2:
-                return None
-            self._drop(next(iter(self._known)))
         made = self._record(args)
-        if made is None or not self._room.take(key, made.bytes):
+        if made is None or not cache.put(key, made):
             # Nor will it be the next time.
-            self._evicted = EVICTED if made is None else self._evicted + 1
+            cache.evicted = EVICTED if made is None else cache.evicted + 1
             return None
-        self._known[key] = made
         return made
 
     def _record(self, args: Sequence[Any]) -> Recording | None:
@@ -152,12 +148,6 @@ class Recordings:
             return None
         finally:
             before.restore()
-
-    def _drop(self, key: object) -> None:
-        self._known.pop(key, None)
-        self._room.leave(key)
-        self._seen.pop(key, None)
-        self._evicted += 1
 
     def _folds(self, args: Sequence[Any]) -> list[object]:
         """Weights that were folded, as they are now."""
@@ -187,8 +177,7 @@ class Recording:
             given = list(args)
             self._places = [i for i in others if isinstance(args[i], torch.Tensor)]
             for i in self._places:
-                a = args[i]
-                given[i] = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
+                given[i] = copied(args[i])
             self._inputs = [given[i] for i in self._places]
             expected = pytree.tree_leaves(run(list(given)))
             after = State(before.tensors, before.device)
@@ -198,7 +187,7 @@ class Recording:
                 index, lambda: run(list(given)), warm=lambda: run(list(given)), draws=False
             )
             self.bytes = max(0, torch.cuda.memory_reserved(index) - reserved)
-            self.bytes += sum(t.numel() * t.element_size() for t in self._inputs)
+            self.bytes += bytes_of(self._inputs)
             results = pytree.tree_leaves(self._graph.results)
             theirs = {_storage(t) for t in (*given, *attributes) if isinstance(t, torch.Tensor)}
             if any(isinstance(r, torch.Tensor) and _storage(r) in theirs for r in results):

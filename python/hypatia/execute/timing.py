@@ -72,7 +72,7 @@ def once(forms: Forms, device: torch.device) -> dict[str, float]:
     return {name: _taken(form, wait) for name, form in forms.items()}
 
 
-class Laps:
+class CallTimes:
     """Times of calls that somebody makes anyway. On a GPU nobody waits for them until they are asked for."""
 
     def __init__(self, device: torch.device) -> None:

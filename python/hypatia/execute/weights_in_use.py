@@ -9,11 +9,11 @@ import torch
 
 from .. import _native
 from .folding import watch
-from .outputs import Finish
+from .outputs import PlanResults
 from .recorded_plan import Recorded
 
 Plan = _native.BoundPlan | _native.BoundCudaPlan | Recorded
-Bound = tuple[Plan, Finish]
+Bound = tuple[Plan, PlanResults]
 """A bound plan, and what makes results of what it returns."""
 
 

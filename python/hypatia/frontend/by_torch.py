@@ -44,7 +44,7 @@ def contest(entry: CompiledCall, captured: Callable[..., Any], leaves: Sequence[
         if won:
             log.info("the model runs as it is: after %d calls that is faster: %s", calls, seconds)
 
-    entry.later = choose.Rematch(
+    entry.later = choose.LaterTiming(
         lambda call: (captured(*call[0], **call[1]),),
         lambda call: (model(*call[0], **call[1]),),
         device_of(leaves),

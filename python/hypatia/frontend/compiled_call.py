@@ -33,7 +33,7 @@ from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
-from .structure_code import Finish, Take, taker
+from .structure_code import BuildResult, Take, taker
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class CompiledCall:
         """The model returns one tensor."""
         self.native: Callable[[tuple[object, ...]], Sequence[object] | None] | None = None
         self.take: Take = lambda args, kwargs: None
-        self.finish: Finish
+        self.build_result: BuildResult
         self.open: Ranges = {}
         """The least and greatest value of sizes and numbers that are left open, by input and dimension."""
         self.changes_itself = False
@@ -105,13 +105,13 @@ class CompiledCall:
         """It has done so since: what it keeps may be there now."""
         self.by_torch = False
         """Calls are torch.compile's: numbers of it are others every time, or it cannot be exported."""
-        self.later: choose.Rematch | None = None
+        self.later: choose.LaterTiming | None = None
         """Whether torch.compile is faster than the model is seen at later calls."""
         self.effects = False
         """A call changes lists, dictionaries or objects that it is given."""
         self.signature = signature
         self._recordings: Recordings | None = None
-        self._later: choose.Rematch | None = None
+        self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
         """A plan that lost by little, and may run later."""
         self._run: Callable[..., object] = model
@@ -201,7 +201,7 @@ class CompiledCall:
         numbers = [i for i in self._places if not self.signature.is_tensor(i)]
         self.single, self.effects = outline.single, bool(outline.effects)
         self.take = taker(self.signature.spec, self.signature.kinds, numbers, outline.owned())
-        self.finish = outline.finisher()
+        self.build_result = outline.result_builder()
         self._use(found, report, inputs, timed=timed)
         native = self.native
         if changed and len(inputs) > 1 and native is not None:
@@ -306,9 +306,11 @@ class CompiledCall:
         def planned(call: Sequence[Any]) -> object | None:
             taken = self.take(*call)
             results = None if taken is None else plan.run(taken[0])
-            return None if taken is None or results is None else self.finish(taken[0], results, taken[1])
+            return (
+                None if taken is None or results is None else self.build_result(taken[0], results, taken[1])
+            )
 
-        self._later = choose.Rematch(lambda call: self._kept(*call), planned, device, ended)
+        self._later = choose.LaterTiming(lambda call: self._kept(*call), planned, device, ended)
         self._contender = plan
 
     def outdated(self) -> bool:
@@ -331,7 +333,7 @@ class CompiledCall:
             self.filled = self.changes_itself
             return self.model(*args, **kwargs)
         flat, owned = taken
-        return self.finish(flat, self._flatly(flat), owned)
+        return self.build_result(flat, self._flatly(flat), owned)
 
     def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The results, as the model returns them."""

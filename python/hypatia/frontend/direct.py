@@ -26,7 +26,7 @@ from .call_key import Signature, contiguous, signature_of
 from .compiled_call import CompiledCall
 from .stand_in import StandIn
 from .structure_code import Taken
-from .train import Trained
+from .train import CompiledTraining, TrainingKey
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ class CompiledModel(StandIn):
     _options: dict[str, Any]
     _entries: dict[object, CompiledCall]
     _last: CompiledCall | None
-    _trained: dict[tuple[bool, Signature, tuple[bool, ...]], Trained]
-    _last_trained: Trained | None
+    _trainings: dict[TrainingKey, CompiledTraining]
+    _last_training: CompiledTraining | None
     _captured: Callable[..., object] | None
     _compiled: Counter[object]
     _forgotten: set[object]
@@ -102,8 +102,8 @@ class CompiledModel(StandIn):
             _options=dict(options or {}),
             _entries={},
             _last=None,
-            _trained={},
-            _last_trained=None,
+            _trainings={},
+            _last_training=None,
             _captured=None,
             _compiled=Counter(),
             _forgotten=set(),
@@ -115,11 +115,11 @@ class CompiledModel(StandIn):
         if _is_compiling() or _is_tracing():
             return self.model(*args, **kwargs)
         if torch.is_grad_enabled():
-            trained = self._last_trained
-            if trained is not None and not _torch.any_autocast():
-                taken = (args, ()) if trained.plain and not kwargs else trained.take(args, kwargs)
-                if taken is not None and trained.accepts(taken[0]):
-                    return self._trained_call(trained, taken, args, kwargs)
+            training = self._last_training
+            if training is not None and not _torch.any_autocast():
+                taken = (args, ()) if training.plain and not kwargs else training.take(args, kwargs)
+                if taken is not None and training.accepts(taken[0]):
+                    return self._training_call(training, taken, args, kwargs)
             if self._needs_gradients(args, kwargs):
                 return self._train(args, kwargs)
         entry = self._last
@@ -128,15 +128,15 @@ class CompiledModel(StandIn):
             if taken is not None:
                 results = entry.native(taken[0])
                 if results is not None:
-                    return results[0] if entry.single else entry.finish(taken[0], results, taken[1])
+                    return results[0] if entry.single else entry.build_result(taken[0], results, taken[1])
         return self._by_name(args, kwargs)
 
-    def _trained_call(self, trained: Trained, taken: Taken, args: Any, kwargs: Any) -> Any:
+    def _training_call(self, training: CompiledTraining, taken: Taken, args: Any, kwargs: Any) -> Any:
         flat, owned = taken
-        results = trained(flat)
+        results = training(flat)
         if results is None:
             return self.model(*args, **kwargs)
-        return results[0] if trained.single else trained.finish(flat, results, owned)
+        return results[0] if training.single else training.build_result(flat, results, owned)
 
     def step(
         self,
@@ -153,16 +153,16 @@ class CompiledModel(StandIn):
         """
         if (loss is None) == (gradient is None):
             raise TypeError("step takes a loss or the gradient of the model's result")
-        trained = self._last_trained
+        training = self._last_training
         if (
-            trained is not None
-            and trained.accepts(inputs)
-            and trained.is_direct()
+            training is not None
+            and training.accepts(inputs)
+            and training.is_direct()
             and not any(t.requires_grad for t in inputs)
             and torch.is_grad_enabled()
             and not _torch.any_autocast()
         ):
-            return trained.both(inputs, loss, gradient)
+            return training.both(inputs, loss, gradient)
         result = self(*inputs)
         if loss is None:
             result.backward(gradient)
@@ -272,8 +272,8 @@ class CompiledModel(StandIn):
         """A report for every graph that was compiled."""
         entries = {id(e): e for e in self._entries.values()}
         found = [e.report for e in entries.values() if e.report is not None]
-        trained = {id(t): t for t in self._trained.values()}
-        return found + [r for t in trained.values() for r in t.reports]
+        training = {id(t): t for t in self._trainings.values()}
+        return found + [r for t in training.values() for r in t.reports]
 
     def _needs_gradients(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         if any(p.requires_grad for p in self.model.parameters()):
@@ -292,45 +292,45 @@ class CompiledModel(StandIn):
             return self._by_torch()(*args, **kwargs)
         wanted = [t.requires_grad for t in (*self.model.parameters(), *leaves) if isinstance(t, torch.Tensor)]
         key = (self.model.training, signature, tuple(wanted))
-        trained = self._trained.get(key)
-        if trained is None or not trained.parts.hold():
+        training = self._trainings.get(key)
+        if training is None or not training.parts.hold():
             with COMPILING, uncollected():
-                trained = self._trained.get(key)
-                if trained is None or not trained.parts.hold():
-                    while len(self._trained) >= _KEPT:
-                        self._trained.pop(next(iter(self._trained)))
-                    trained = self._new_trained(key, leaves)
-                    self._trained[key] = trained
-        taken = trained.take(args, kwargs) if trained.usable else None
+                training = self._trainings.get(key)
+                if training is None or not training.parts.hold():
+                    while len(self._trainings) >= _KEPT:
+                        self._trainings.pop(next(iter(self._trainings)))
+                    training = self._new_training(key, leaves)
+                    self._trainings[key] = training
+        taken = training.take(args, kwargs) if training.usable else None
         if taken is None:
             return self._by_torch()(*args, **kwargs)
-        self._last_trained = trained
-        return self._trained_call(trained, taken, args, kwargs)
+        self._last_training = training
+        return self._training_call(training, taken, args, kwargs)
 
-    def _new_trained(self, key: tuple[bool, Signature, tuple[bool, ...]], leaves: list[Any]) -> Trained:
+    def _new_training(self, key: TrainingKey, leaves: list[Any]) -> CompiledTraining:
         """As `_new`, with gradients."""
-        training, signature, wanted = key
+        mode_now, signature, wanted = key
         alike = [
             t
-            for (mode, _, w), t in self._trained.items()
-            if (mode, w) == (training, wanted)
+            for (mode, _, w), t in self._trainings.items()
+            if (mode, w) == (mode_now, wanted)
             and t.signature.family() == signature.family()
             and t.parts.hold()
         ]
         numbers = {t.signature.numbers() for t in alike}
         if self._is_restless(("training", *key)) or len(numbers) >= _VALUES:
-            return Trained(self.model, signature, leaves, self._options, compiled=False)
+            return CompiledTraining(self.model, signature, leaves, self._options, compiled=False)
         for other in alike:
             if other.serves(signature, leaves):
                 return other
         for other in alike:
             dims = {} if other.open else signature.differing(other.signature)
             if dims and other.usable and contiguous(leaves):
-                trained = Trained(self.model, signature, leaves, self._options, dims)
-                if trained.usable:
-                    return trained
+                training = CompiledTraining(self.model, signature, leaves, self._options, dims)
+                if training.usable:
+                    return training
                 break
-        return Trained(self.model, signature, leaves, self._options)
+        return CompiledTraining(self.model, signature, leaves, self._options)
 
     def _by_torch(self) -> Callable[..., Any]:
         """The model through torch.compile, or as it is where that fails."""

@@ -18,7 +18,7 @@ from .structure import Context, Node, content
 Taken = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Flat arguments, and containers of the call."""
 Take = Callable[[tuple[object, ...], dict[str, object]], Taken | None]
-Finish = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+BuildResult = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 
 
 class _Source:
@@ -242,7 +242,7 @@ class Outline(NamedTuple):
                 found.add(node.about)
         return sorted(found)
 
-    def finisher(self) -> Finish:
+    def result_builder(self) -> BuildResult:
         """Makes what the model returns of flat arguments, flat results and the containers in `owned`, and
         changes these."""
         source = _Source()
@@ -258,5 +258,5 @@ class Outline(NamedTuple):
             source.lines.append(f"after{i} = {source.expression(node, leaf)}")
         source.lines += [f"replace({place[c]}, after{i})" for i, (c, _) in enumerate(self.effects)]
         source.lines.append("return value")
-        finish: Finish = source.function("x, r, g")
-        return finish
+        build_result: BuildResult = source.function("x, r, g")
+        return build_result

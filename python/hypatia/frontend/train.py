@@ -27,13 +27,17 @@ from .call_key import Signature, trained_kind
 from .dynamo import Pass
 from .dynamo import hypatia as backend
 from .flat_model import FlatModel
-from .structure_code import Finish, Take, taker
+from .structure_code import BuildResult, Take, taker
 from .train_dynamo import Step, laid_out, lifted, step_of
 
 log = logging.getLogger(__name__)
 
 
-class Trained:
+TrainingKey = tuple[bool, Signature, tuple[bool, ...]]
+"""What a model is compiled for: its mode, the arguments, and which of them have gradients."""
+
+
+class CompiledTraining:
     """The model compiled for training: forward and backward graphs behind one autograd function."""
 
     def __init__(
@@ -61,7 +65,7 @@ class Trained:
         self.single = False
         """The model returns one tensor."""
         self.take: Take = lambda args, kwargs: None
-        self.finish: Finish
+        self.build_result: BuildResult
         self._run: Callable[..., Any] | None = None
         self._parameters = list(model.parameters())
         self._wanted = [p.requires_grad for p in self._parameters]
@@ -81,7 +85,7 @@ class Trained:
             outline = self._flat.hypatia_outline()
             self.single = outline.single
             self.take = taker(signature.spec, signature.kinds, (), outline.owned())
-            self.finish = outline.finisher()
+            self.build_result = outline.result_builder()
         except Exception:
             self._run, self.step = None, None
             log.info("the model trains through torch.compile: it cannot be exported", exc_info=True)

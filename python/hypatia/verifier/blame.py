@@ -26,7 +26,7 @@ BROKEN = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Broken:
+class BrokenStep:
     """A step of a proof whose sides differ on real inputs."""
 
     rule: str
@@ -40,7 +40,7 @@ class Broken:
 
 def broken_steps(
     gm: fx.GraphModule, report: GraphReport, inputs: dict[str, object], random: RandomState
-) -> Iterator[Broken]:
+) -> Iterator[BrokenStep]:
     """The steps of the proof that do not hold; ``inputs`` are the graph's, by name."""
     emission, numbers = json.loads(report.optimization.step_emission())
     if not numbers:
@@ -72,9 +72,9 @@ def broken_steps(
                         del known[side]
 
 
-def _broken(report: GraphReport, number: int, value: object, error: float) -> Broken:
+def _broken(report: GraphReport, number: int, value: object, error: float) -> BrokenStep:
     step = report.proof[number]
-    return Broken(step["rule"], type_text(value), error, _short(f"{step['before']} = {step['after']}"))
+    return BrokenStep(step["rule"], type_text(value), error, _short(f"{step['before']} = {step['after']}"))
 
 
 def _error(before: tuple[object, object], after: tuple[object, object]) -> float | None:

@@ -66,7 +66,7 @@ class Attempt:
         return self.failure or (str(worst) if worst is not None else "no difference")
 
 
-class Trial:
+class CheckedCall:
     """One set of inputs, on which forms of a graph are run and compared."""
 
     def __init__(

@@ -27,13 +27,13 @@ from ..execute.plans import TF32
 from ..locks import COMPILING
 from ..timeline import COMPARISON, FORMS, stage
 from .blame import broken_steps, smallest
-from .candidates import Attempt, Form, Forward, Trial, quietly
+from .candidates import Attempt, CheckedCall, Form, Forward, quietly
 from .compare import References
 
 log = logging.getLogger(__name__)
 
 TRIALS = 40
-"""Compilations that the search for a culprit may take."""
+"""Compilations that the search for a wrong rule or kernel may take."""
 
 ROUNDS = 4
 """Proofs that are searched for a wrong rule, one after the other."""
@@ -115,7 +115,7 @@ class Guard:
     @stage(COMPARISON)
     def _first_call(self, inputs: list[object], *, call: bool = True) -> object:
         start = time.perf_counter()
-        trial = Trial(
+        checked = CheckedCall(
             self.original,
             inputs,
             strict=self.mode == "strict",
@@ -123,9 +123,9 @@ class Guard:
             references=self.references,
         )
         try:
-            form, removed, attempt = self._decide(trial)
+            form, removed, attempt = self._decide(checked)
         except BaseException as error:
-            trial.random.restore()
+            checked.random.restore()
             if pipeline.raise_errors or not isinstance(error, Exception):
                 raise
             log.warning("%s graph could not be verified", self.report.kind, exc_info=True)
@@ -136,53 +136,53 @@ class Guard:
             failed = False
         if attempt.error is not None:
             # The user's own error: eager raises it too, and says it in its own words.
-            trial.random.restore()
+            checked.random.restore()
             return self._as_captured().forward(inputs) if call else None
-        seconds = time.perf_counter() - start - trial.seconds
+        seconds = time.perf_counter() - start - checked.seconds
         if call and not failed:
             try:
-                form = self._fastest(trial, form)
+                form = self._fastest(checked, form)
             finally:
-                trial.undo()
-        self.settle(form, trial.summary(self.mode, removed, attempt, seconds))
+                checked.undo()
+        self.settle(form, checked.summary(self.mode, removed, attempt, seconds))
         if not failed and (removed or not attempt.ok):
-            self._warn(removed, trial.first)
-        if not call or trial.changed or attempt.results is None:
+            self._warn(removed, checked.first)
+        if not call or checked.changed or attempt.results is None:
             # Checked on copies of what the graph changes: now the call itself.
-            trial.random.restore()
+            checked.random.restore()
             return form.forward(inputs) if call else None
-        trial.after.restore()
+        checked.after.restore()
         return attempt.results
 
-    def _fastest(self, trial: Trial, form: Form) -> Form:
+    def _fastest(self, checked: CheckedCall, form: Form) -> Form:
         """The fastest form of the graph that is right."""
         plan = form.forward if isinstance(form.forward, NativeGraph) else None
-        if form.compiled.report is None or not trial.inputs:
+        if form.compiled.report is None or not checked.inputs:
             return form
         ways = {"graph": form, "eager": self._as_captured()}
         if plan is not None:
             ways = {"graph": Form(form.compiled, plan.graph), "eager": Form(form.compiled, plan.fallback)}
-        device = device_of(trial.inputs)
-        forms = {name: functools.partial(_called, way.forward, trial.inputs) for name, way in ways.items()}
+        device = device_of(checked.inputs)
+        forms = {name: functools.partial(_called, way.forward, checked.inputs) for name, way in ways.items()}
         recorded: dict[str, Forward] = {}
 
         def record(name: str) -> Callable[[], object] | None:
             # Of a graph that has a plan, only the plan was compared with eager.
-            if name == "graph" and plan is not None and not trial.run(ways[name]).ok:
+            if name == "graph" and plan is not None and not checked.run(ways[name]).ok:
                 name = "eager"
             gm = form.compiled.optimized if name == "graph" else self.original
             if self.report.kind != "inference" or recording.why_not(gm, device):
                 return None
             made = recording.Recordings(gm, ways[name].forward, device, self.weights)
             recorded["recording"] = made
-            return made.try_on(trial.inputs)
+            return made.try_on(checked.inputs)
 
         with quietly(), stage(FORMS):
-            choice = choose.fastest(forms, device, plan=plan, args=trial.inputs, record=record)
+            choice = choose.fastest(forms, device, plan=plan, args=checked.inputs, record=record)
         if plan is not None:
             plan.settled = True
             self.report.memory = plan.binding.bytes
-            if choice.kept == "graph" and not trial.run(ways["graph"]).ok:
+            if choice.kept == "graph" and not checked.run(ways["graph"]).ok:
                 # Only the plan was compared with eager.
                 choice = choice._replace(kept="eager")
         self.report.chose(choice)
@@ -205,7 +205,7 @@ class Guard:
                 plan.native = True
                 self.forward = self._current = plan
 
-        return choose.Rematch(plan.fallback, plan.run, device, ended)
+        return choose.LaterTiming(plan.fallback, plan.run, device, ended)
 
     def _form(self, compiled: CompiledGraph) -> Form:
         """A form of the graph; where its plan does not run, the original does, since that is right."""
@@ -219,16 +219,16 @@ class Guard:
         original = CompiledGraph(self.original, self.original)
         return Form(original, self.runnable(original))
 
-    def _decide(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
-        attempt = trial.run(self.compiled)
-        if attempt.ok or (attempt.error is not None and trial.eager_fails()):
+    def _decide(self, checked: CheckedCall) -> tuple[Form, list[Removed], Attempt]:
+        attempt = checked.run(self.compiled)
+        if attempt.ok or (attempt.error is not None and checked.eager_fails()):
             return self.compiled, [], attempt
         log.info("%s graph: %s", self.report.kind, attempt)
         if self.mode != "strict" and attempt.error is None:
             return self.compiled, [], attempt
-        return self._rolled_back(trial)
+        return self._rolled_back(checked)
 
-    def _rolled_back(self, trial: Trial) -> tuple[Form, list[Removed], Attempt]:
+    def _rolled_back(self, checked: CheckedCall) -> tuple[Form, list[Removed], Attempt]:
         tried: dict[frozenset[Part], tuple[Form, GraphReport, Attempt]] = {}
 
         def works(without: frozenset[Part]) -> bool:
@@ -239,12 +239,12 @@ class Guard:
                 if candidate.report is None:
                     return False
                 form = self._form(candidate)
-                tried[without] = (form, candidate.report, trial.run(form))
+                tried[without] = (form, candidate.report, checked.run(form))
             return tried[without][2].ok
 
         removed = (
             self._halved([p for p in self.report.parts if p[0] == "kernel"], works)
-            or self._from_proof(trial, works, tried)
+            or self._from_proof(checked, works, tried)
             or self._halved(self.report.parts, works)
         )
         if removed:
@@ -252,32 +252,32 @@ class Guard:
             return form, removed, attempt
         form = self._as_captured()
         removed = [Removed("graph", self.report.kind, "no rule or kernel is to blame alone")]
-        return form, removed, trial.run(form)
+        return form, removed, checked.run(form)
 
     def _halved(self, parts: Sequence[Part], works: Callable[[frozenset[Part]], bool]) -> list[Removed]:
         """The smallest set of these parts without which the graph is right."""
         if not parts or not works(frozenset(parts)):
             return []
-        culprits = smallest(parts, works)
-        if not works(frozenset(culprits)):
+        wrong = smallest(parts, works)
+        if not works(frozenset(wrong)):
             return []
-        return [Removed(kind, name, self.report.law(kind, name)) for kind, name in culprits]
+        return [Removed(kind, name, self.report.law(kind, name)) for kind, name in wrong]
 
     def _from_proof(
         self,
-        trial: Trial,
+        checked: CheckedCall,
         works: Callable[[frozenset[Part]], bool],
         tried: Mapping[frozenset[Part], tuple[Form, GraphReport, Attempt]],
     ) -> list[Removed]:
         """The rules of the steps that do not hold on these inputs; leaving one out may bring in another."""
         removed: dict[Part, Removed] = {}
         report = self.report
-        inputs = {n.name: v for n, v in trial.comparer.inputs.items()}
+        inputs = {n.name: v for n, v in checked.comparer.inputs.items()}
         for _ in range(ROUNDS):
             before = len(removed)
             try:
                 with quietly():
-                    for step in broken_steps(self.original, report, inputs, trial.random):
+                    for step in broken_steps(self.original, report, inputs, checked.random):
                         removed.setdefault(("rule", step.rule), Removed("rule", step.rule, str(step)))
             except Exception:
                 if pipeline.raise_errors:

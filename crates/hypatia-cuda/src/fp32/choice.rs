@@ -6,7 +6,7 @@ use hypatia_runtime::tuning::{Entry, Key};
 
 use super::pieces::{self, Pieces};
 use super::tiles::{self, Shape, TOPS, Tiles};
-use super::yard::{self, Yard, counts};
+use super::trials::{self, Trials, counts};
 use super::{Linear, Product, Way};
 use crate::Result;
 use crate::driver::Device;
@@ -151,16 +151,16 @@ unsafe fn measured(
         if by_pieces {
             workspace += setting.budget.workspace + 6 * linear.m * linear.k + 4 * linear.m + 1024;
         }
-        let memory = (setting.memory)(yard::bytes(&linear, workspace))?;
-        let yard = Yard::new(setting.stream, linear, memory)?;
-        let fp32 = yard.errors(&library)?;
-        times.insert(LIBRARY.to_string(), yard.time(&library)?);
+        let memory = (setting.memory)(trials::bytes(&linear, workspace))?;
+        let trials = Trials::new(setting.stream, linear, memory)?;
+        let fp32 = trials.errors(&library)?;
+        times.insert(LIBRARY.to_string(), trials.time(&library)?);
         let mut attempt = |name: String, product: Result<Product>| {
             let tried = product.and_then(|product| {
-                let errors = yard.errors(&product)?;
+                let errors = trials.errors(&product)?;
                 tracing::debug!("{problem}: {name} has errors {errors:?}, fp32 {fp32:?}");
                 Ok(if counts(&errors, &fp32) {
-                    Some(yard.time(&product)?)
+                    Some(trials.time(&product)?)
                 } else {
                     None
                 })
@@ -190,8 +190,8 @@ unsafe fn measured(
             for shape in TOPS {
                 let product = products(device, problem, setting).and_then(|gemms| {
                     let mut pieces = Pieces::new(device, linear, gemms, shape)?;
-                    pieces.survey(setting.stream, yard.weight(), yard.spare())?;
-                    pieces.take(setting.stream, yard.weight(), room, false)?;
+                    pieces.survey(setting.stream, trials.weight(), trials.spare())?;
+                    pieces.take(setting.stream, trials.weight(), room, false)?;
                     Ok(Product(Way::Pieces(Box::new(pieces))))
                 });
                 attempt(shape.name(), product);

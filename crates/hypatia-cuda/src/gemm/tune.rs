@@ -148,7 +148,7 @@ pub unsafe fn tune(problem: &Problem, stream: Stream, scratch: Scratch, budget: 
             });
         }
         if let Verdict::Wrong(by) = verdict {
-            tracing::warn!(
+            tracing::info!(
                 "{problem}: an algorithm of cuBLASLt is wrong by {by} times what is allowed; it is not used"
             );
         }

@@ -20,24 +20,14 @@ pub const ABILITIES: Abilities = Abilities {
         (Activation::Tanh, PRODUCTS),
     ],
     adds_after_activation: true,
-    live_weights: false,
     // One panel: wider products are torch's, which are as fast and need no copy.
     packs_at_calls: Some(Packing {
         rows: 256,
         terms: 256,
         columns: 32..=64,
     }),
-    weights_of_any_rank: false,
-    transposed_rows: false,
     rows_by_matrix: true,
     empty_products: true,
     columns_apart: true,
-    column_sums: false,
-    relu_masks: None,
-    norm_statistics: None,
-    aligned_attention: false,
-    attention_as_query: false,
-    channels_last: false,
-    depthwise: None,
-    whole_addends: false,
+    ..Abilities::NONE
 };

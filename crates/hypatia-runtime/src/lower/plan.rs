@@ -125,7 +125,15 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
         true => images::channels_last(inlined)?,
         false => inlined,
     };
-    Lowering::new(&inlined, results, device, abilities, wish).lower()
+    let lowered = Lowering::new(&inlined, results, device, abilities, wish).lower()?;
+    tracing::debug!(
+        device = name,
+        steps = lowered.plan.steps.len(),
+        calls = lowered.calls.len(),
+        constants = lowered.constants.len(),
+        "plan lowered"
+    );
+    Ok(lowered)
 }
 
 /// The device of all tensors; numbers on the CPU may be beside those of another one.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from .output import check_targets, console, safe, table, write_json, write_text
-from .subject import Own, check_device, load
+from .subject import OwnModel, check_device, load
 
 if TYPE_CHECKING:
     import torch
@@ -129,19 +129,19 @@ def _list(out: Console, known: list[Workload]) -> None:
     out.print(rows)
 
 
-def _dtypes(chosen: list[Workload | Own]) -> str:
+def _dtypes(chosen: list[Workload | OwnModel]) -> str:
     """What was measured where no dtype was asked for."""
-    kinds = dict.fromkeys("as they are" if isinstance(w, Own) else "fp32" for w in chosen)
+    kinds = dict.fromkeys("as they are" if isinstance(w, OwnModel) else "fp32" for w in chosen)
     return ", ".join(kinds)
 
 
-def _chosen(names: tuple[str, ...], device: str) -> list[Workload | Own]:
+def _chosen(names: tuple[str, ...], device: str) -> list[Workload | OwnModel]:
     from hypatia.tools import workloads as known
 
     if not names:
         return [w for w in known.WORKLOADS.values() if device != "cpu" or w.flops < QUICK_FLOPS]
     try:
-        return [Own(name, load(name, device)) if ":" in name else known.find(name) for name in names]
+        return [OwnModel(name, load(name, device)) if ":" in name else known.find(name) for name in names]
     except LookupError as e:
         raise click.ClickException(f"{e.args[0]} (hypatia bench --list)") from e
 
@@ -168,7 +168,7 @@ def _backends(given: tuple[str, ...], device: str, training: bool) -> tuple[list
 
 
 def _measured(
-    chosen: list[Workload | Own],
+    chosen: list[Workload | OwnModel],
     backends: list[str],
     dtype: torch.dtype | None,
     device: str,
@@ -187,7 +187,7 @@ def _measured(
             cells += bench.bench(
                 workload,
                 backends,
-                dtype=dtype or (None if isinstance(workload, Own) else bench.DTYPES["fp32"]),
+                dtype=dtype or (None if isinstance(workload, OwnModel) else bench.DTYPES["fp32"]),
                 device=device,
                 training=training,
                 repeats=repeats,

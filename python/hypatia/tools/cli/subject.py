@@ -37,7 +37,7 @@ class Subject:
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
+class OwnModel:
     """A subject to be measured like a workload."""
 
     name: str

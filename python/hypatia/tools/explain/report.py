@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from ..._native import __version__
-from ...compiler.pipeline import Left
+from ...compiler.pipeline import UncompiledGraph
 from ...compiler.report import GraphReport, Replay
 from ...devices import machine
 from ...jsonable import as_json, plain
@@ -58,7 +58,7 @@ class Report:
     """Seconds of the stages of the first call, each without those inside of it."""
     breaks: list[Break]
     """Where Dynamo cut the model into several graphs."""
-    left: list[Left]
+    left: list[UncompiledGraph]
     """Graphs that run as they were captured."""
     weights: frozenset[str]
     """Names of the model's parameters and buffers."""

@@ -17,7 +17,7 @@ from torch import nn
 from ... import timeline
 from ..._torch import pytree
 from ...capture.model_state import buffers_kept, untouched
-from ...compiler.pipeline import Left, hearing_of_left
+from ...compiler.pipeline import UncompiledGraph, listening_for_uncompiled
 from ...compiler.report import GraphReport, Replay
 from ...devices import machine
 from ...frontend import dynamo
@@ -69,12 +69,12 @@ def explain(
         progress("the model as it is")
         # First as it is: a model that cannot run fails with its own error, not with a compiler's.
         _call(eager, arguments)
-        left: list[Left] = []
+        left: list[UncompiledGraph] = []
         breaks = Breaks()
         compiled = Step(model, _compiled(model, options, breaks), training)
         with (
             dynamo.collecting() as graphs,
-            hearing_of_left(left.append),
+            listening_for_uncompiled(left.append),
             timeline.watching(progress) as times,
             timeline.dynamo(),
         ):

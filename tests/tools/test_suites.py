@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 
 MODEL = """
     import torch

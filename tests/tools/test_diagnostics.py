@@ -18,7 +18,7 @@ from torch import nn
 from hypatia.tools import bench, measure
 from hypatia.tools.workloads import KERNELS
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 BINARY = BENCH.parent / "target" / "release" / "hypatia-opt"
 
 

@@ -322,12 +322,12 @@ def test_a_plan_that_lost_by_little_is_timed_again_later(entry: str, monkeypatch
 def test_a_plan_that_lost_by_much_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "PAUSES", ())
     timed(monkeypatch, plan=1.2, graph=1.3, eager=1.0)
-    monkeypatch.setattr(choose, "Rematch", fails)
+    monkeypatch.setattr(choose, "LaterTiming", fails)
     hypatia.compile(mlp(), torch.randn(4, 8))
 
 
 class Rounds:
-    """A rematch on a clock, the plan of which takes so long, and runs or does not."""
+    """A later_timing on a clock, the plan of which takes so long, and runs or does not."""
 
     def __init__(self, clock: Clock, plan: float) -> None:
         self.runs = True
@@ -344,10 +344,10 @@ class Rounds:
             kept()
             return ["kept"]
 
-        self.rematch = choose.Rematch(by_kept, planned, CPU, lambda *told: self.ended.append(told))
+        self.later_timing = choose.LaterTiming(by_kept, planned, CPU, lambda *told: self.ended.append(told))
 
     def call(self, times: int = 1) -> list[object]:
-        return [self.rematch([]) for _ in range(times)]
+        return [self.later_timing([]) for _ in range(times)]
 
 
 @pytest.mark.parametrize("plan", [1.0, 3.0])

@@ -367,7 +367,7 @@ def test_threads_that_compile_the_same_model(training: bool) -> None:
                     torch.testing.assert_close(ours, theirs)
         assert all(entry.report is not None for entry in compiled._entries.values())
         # Those with open sizes run behind AOTAutograd's function.
-        assert all(trained.step is not None or trained.open for trained in compiled._trained.values())
+        assert all(t.step is not None or t.open for t in compiled._trainings.values())
         assert all(type(p) is nn.Parameter for p in model.parameters())
 
 

@@ -88,7 +88,7 @@ def test_gradients_of_plans_are_eagers(name: str) -> None:
     call = hypatia.compile(model)
     for _ in range(3):
         assert_same(model, call, x)
-    step = call._last_trained.step
+    step = call._last_training.step
     assert step is not None
     assert all(isinstance(p.latest(), native.NativeGraph) for p in step._graphs)
     assert all(p.latest().native for p in step._graphs)
@@ -128,7 +128,7 @@ def test_gradients_of_gradients() -> None:
     call, x = hypatia.compile(model), torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     for _ in range(3):
         call(x).sum().backward()
-    assert call._last_trained.step is not None
+    assert call._last_training.step is not None
     assert torch.autograd.gradcheck(call, x)
     assert torch.autograd.gradgradcheck(call, x)
     found = []
@@ -179,7 +179,7 @@ def test_buffers_that_change_have_a_step() -> None:
         for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
         assert all(b._version > v for b, v in zip(model.buffers(), versions, strict=True))
-    step = call._last_trained.step
+    step = call._last_training.step
     assert step is not None
     assert step.settled
     assert len(step.changed) == 3
@@ -204,7 +204,7 @@ def test_forms_are_compared_from_the_same_state() -> None:
     call = hypatia.compile(model)
     for _ in range(2):
         call(x).sum().backward()
-    step = call._last_trained.step
+    step = call._last_training.step
     primals, device = [t.detach() for t in (*step.parameters, x)], torch.device("cpu")
     before, random = copy.deepcopy(dict(model.named_buffers())), torch.get_rng_state()
 
@@ -245,7 +245,7 @@ def test_tied_weights_have_a_step() -> None:
     for _ in range(3):
         assert_same(model, call, x)
         assert_same(model, call, x, x.flip(0))
-    step = call._last_trained.step
+    step = call._last_training.step
     assert step is not None
     assert step.settled
     for loss in (lambda y: y.square().sum(), lambda y: y.sum()):
@@ -316,9 +316,9 @@ def test_what_has_no_step_is_compared_with_eager(faster: str, monkeypatch: pytes
         torch.testing.assert_close(call(x, totals[0].clone()), y)
         torch.testing.assert_close(torch.rand(1), drawn)
         twin.calls.add_(1)
-    assert call._last_trained.step is None
+    assert call._last_training.step is None
     assert ["plain", "eager"] in asked
-    assert call._last_trained.eager is (faster == "eager")
+    assert call._last_training.eager is (faster == "eager")
 
 
 @pytest.mark.usefixtures("never_eager")
@@ -338,7 +338,7 @@ def test_eager_is_kept_where_it_is_faster() -> None:
     with mock.patch.object(timing, "instead", lambda forms: {n: float(n != "eager") for n in forms}):
         for _ in range(3):
             assert_same(model, call, x)
-    assert call._last_trained.eager
+    assert call._last_training.eager
     assert_same(model, call, torch.randn(7, 12))
 
 
@@ -371,7 +371,7 @@ def test_passes_in_16_bits_are_kept() -> None:
         call(x).float().square().sum().backward()
     for report in call.reports:
         assert report.check.status == "passed"
-    step = call._last_trained.step
+    step = call._last_training.step
     assert all(isinstance(p.latest(), native.NativeGraph) and p.latest().native for p in step._graphs)
 
 
@@ -425,7 +425,7 @@ def test_both_passes_as_one_call(by: str, request: pytest.FixtureRequest) -> Non
         torch.testing.assert_close([p.grad for p in model.parameters()], want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(loss, model(x).square().sum().detach(), rtol=1e-4, atol=1e-4)
         assert not loss.requires_grad
-        assert not direct or call._last_trained.is_direct()
+        assert not direct or call._last_training.is_direct()
     model.zero_grad()
     model(x).backward(g)
     want = [p.grad.clone() for p in model.parameters()]
@@ -473,7 +473,7 @@ def test_gradients_of_activations(function: Any) -> None:
     call = hypatia.compile(model)
     for _ in range(2):
         assert_same(model, call, x)
-    backward = call._last_trained.step._graphs[1].latest()
+    backward = call._last_training.step._graphs[1].latest()
     assert any(step.startswith("pointwise") for step in backward.binding.steps)
     assert not any("backward" in step for step in backward.binding.steps)
 

@@ -135,7 +135,7 @@ def test_a_hundred_shapes_in_turns_are_not_recorded_again_and_again() -> None:
         for shape in range(100):
             graph([shape])
     assert graph.made == cuda_graph.MOST + recording.EVICTED
-    assert len(graph._known) == cuda_graph.MOST
+    assert len(graph._cache._known) == cuda_graph.MOST
     assert sum(graph([shape]) == ["recorded"] for shape in range(100)) == cuda_graph.MOST
 
 
@@ -145,7 +145,7 @@ def test_recordings_hold_memory_within_a_limit() -> None:
     for _ in range(20):
         for shape in range(100):
             graph([shape])
-    assert sum(graph._room._held.values()) <= cuda_graph.HELD + graph.size
+    assert sum(graph._cache._room._held.values()) <= cuda_graph.HELD + graph.size
     large = Fake(4 << 30)
     assert all(large(["a"]) == ["run"] for _ in range(9)), "more than its share of free memory"
 
@@ -427,8 +427,8 @@ def test_a_plan_is_recorded_where_its_changes_lie(recorded: Any) -> None:
             torch.testing.assert_close(total, before + x)
             torch.testing.assert_close(result, 2 * total)
             torch.testing.assert_close((drawn, after), (torch.rand(3), torch.rand(1)))
-            assert (total.data_ptr(),) in plan._known or i < recorded_plan.AFTER - 1
-    assert len(plan._known) == 2
+            assert (total.data_ptr(),) in plan._cache._known or i < recorded_plan.AFTER - 1
+    assert len(plan._cache._known) == 2
     assert plan(0, torch.randn(4), total) is None, "not for these inputs"
 
 
@@ -439,8 +439,8 @@ def test_recordings_of_changes_at_new_addresses_are_bounded(recorded: Any) -> No
         for total in totals:
             plan(0, x, total)
     assert all(torch.equal(t, torch.full((3,), 20.0)) for t in totals)
-    assert len(plan._known) == cuda_graph.MOST
-    assert plan._evicted <= cuda_graph.EVICTED + 1
+    assert len(plan._cache._known) == cuda_graph.MOST
+    assert plan._cache.evicted <= cuda_graph.EVICTED + 1
 
 
 def test_a_recorded_plan_that_changes_something_else_is_not_used(
@@ -456,7 +456,7 @@ def test_a_recorded_plan_that_changes_something_else_is_not_used(
     for i in range(5):
         plan(0, torch.ones(3), total)
         torch.testing.assert_close(total, torch.full((3,), i + 1.0))
-    assert not plan._known
+    assert not plan._cache._known
 
 
 def test_a_cache_of_which_there_is_no_room_for_copies(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +464,7 @@ def test_a_cache_of_which_there_is_no_room_for_copies(recorded: Any, monkeypatch
     plan, total = recorded([1]), torch.zeros(3)
     for _ in range(5):
         plan(0, torch.ones(3), total)
-    assert not plan._known
+    assert not plan._cache._known
     torch.testing.assert_close(total, torch.full((3,), 5.0))
 
 
@@ -501,7 +501,7 @@ def test_late_results_are_new_at_every_call(replays: None, monkeypatch: pytest.M
     inputs = (torch.ones(3), torch.zeros(3))
     plan = WithLateResults()
     recorded = recorded_plan.Recorded(plan, torch.device("cpu"), inputs, cuda_graph.Room(0))  # type: ignore[arg-type]
-    ((_, recording),) = recorded._known.items()
+    ((_, recording),) = recorded._cache._known.items()
     given, found = [], []
     for _ in range(4):
         given.append((torch.randn(3), torch.randn(3)))

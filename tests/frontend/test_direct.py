@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import hypatia
 from hypatia.execute import native
 from hypatia.frontend.dynamo import compile_count
-from test_native import Layers, Mixed, _fresh, assert_right  # noqa: F401  (a fixture for this file too)
+from plan_models import Layers, Mixed, _fresh, assert_right  # noqa: F401  (a fixture for this file too)
 
 
 def test_other_sizes_are_planned_without_a_new_search() -> None:

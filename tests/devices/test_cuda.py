@@ -15,7 +15,7 @@ from hypatia import _native, store
 from hypatia.devices import cuda, cuda_libraries
 from hypatia.execute import plans
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KERNEL = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; }'
 
 

@@ -63,7 +63,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[str]]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-def test_strict_returns_the_right_answer_and_names_the_culprit(name: str, grad: bool) -> None:
+def test_strict_returns_the_right_answer_and_names_what_is_wrong(name: str, grad: bool) -> None:
     model, x = mlp(), torch.randn(16, 32)
     expected = model(x)
     expected.square().sum().backward()
@@ -83,7 +83,7 @@ def test_strict_returns_the_right_answer_and_names_the_culprit(name: str, grad: 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_only_the_culprit_is_taken_out(name: str) -> None:
+def test_only_what_is_wrong_is_taken_out(name: str) -> None:
     with FAULTS[name]():
         _, (report,), _ = run(mlp(), torch.randn(16, 32))
     assert [r.kind for r in report.check.removed] == ["kernel" if "kernel" in name else "rule"]
@@ -359,7 +359,7 @@ def test_modes_come_from_options_or_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 @given(st.integers(1, 12), st.sets(st.integers(0, 11), min_size=1, max_size=4))
-def test_halving_finds_exactly_the_culprits(count: int, guilty: set[int]) -> None:
+def test_halving_finds_exactly_what_is_wrong(count: int, guilty: set[int]) -> None:
     parts = [("rule", str(i)) for i in range(count)]
     wanted = {("rule", str(i % count)) for i in guilty}
     found = smallest(parts, lambda without: wanted <= without)

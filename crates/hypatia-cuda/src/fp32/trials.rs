@@ -19,7 +19,7 @@ pub(super) fn counts(errors: &Errors, fp32: &Errors) -> bool {
 }
 
 /// Operands in the memory given for tuning.
-pub(super) struct Yard {
+pub(super) struct Trials {
     linear: Linear,
     stream: Stream,
     operands: Operands,
@@ -44,12 +44,12 @@ pub(super) fn bytes(linear: &Linear, workspace: usize) -> usize {
     sizes(linear).into_iter().map(aligned).sum::<usize>() + workspace + 1024
 }
 
-impl Yard {
+impl Trials {
     /// Draws the operands.
     ///
     /// # Safety
     /// There are [`bytes`] of memory of the device, which nobody else uses.
-    pub(super) unsafe fn new(stream: Stream, linear: Linear, memory: u64) -> Result<Yard> {
+    pub(super) unsafe fn new(stream: Stream, linear: Linear, memory: u64) -> Result<Trials> {
         let module = kernel::module(stream.device(), "pieces", pieces::SOURCE)?;
         let (draw, judge) = (module.function("draw")?, module.function("judge")?);
         let mut next = memory.next_multiple_of(256);
@@ -65,7 +65,7 @@ impl Yard {
             unsafe { draw.launch(stream, [blocks, 1, 1], 256, &arguments)? };
         }
         let [left, right, residual, bias, out] = at;
-        Ok(Yard {
+        Ok(Trials {
             linear,
             stream,
             operands: Operands {
@@ -121,7 +121,7 @@ impl Yard {
     /// Microseconds that a way takes.
     ///
     /// # Safety
-    /// As of [`Yard::errors`].
+    /// As of [`Trials::errors`].
     pub(super) unsafe fn time(&self, product: &Product) -> Result<f64> {
         let device = self.stream.device();
         // SAFETY: promised by the caller.

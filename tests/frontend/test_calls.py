@@ -170,7 +170,7 @@ def test_any_call_trains(name: str) -> None:
             found.append([result, [p.grad for p in model.parameters()]])
             model.zero_grad()
         same(*found)
-    assert compiled._last_trained is not None
+    assert compiled._last_training is not None
     assert compiled._captured is None, "torch.compile was asked"
 
 
@@ -348,7 +348,7 @@ def test_lengths_settle_after_two_compilations_in_training() -> None:
             found.append([result, [p.grad for p in model.parameters()]])
             model.zero_grad()
         same(*found)
-    kept = {id(t): t for t in compiled._trained.values()}
+    kept = {id(t): t for t in compiled._trainings.values()}
     assert len(kept) <= 2
     assert any(t.open for t in kept.values())
     assert compiled._captured is None, "torch.compile was asked"

@@ -15,7 +15,7 @@ import torch
 from hypatia.tools import bench, measure, peers
 from hypatia.tools.peers import NotMeasured
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import hypatia
 from hypatia.execute import binding, plans
 from hypatia.frontend.dynamo import collecting
+from plan_models import _fresh  # noqa: F401  (a fixture for this file too)
 from support import fresh_dynamo
-from test_native import _fresh  # noqa: F401  (a fixture for this file too)
 
 
 class Around(nn.Module):

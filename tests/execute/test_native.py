@@ -20,14 +20,7 @@ from torch.nn import functional as F
 import hypatia
 from hypatia.execute import native, plans, timing, torch_calls
 from hypatia.frontend.dynamo import collecting
-from support import fresh_dynamo
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    fresh_dynamo()
-    torch.manual_seed(0)
-
+from plan_models import Layers, Mixed, _fresh, assert_right  # noqa: F401  (a fixture for this file too)
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
@@ -39,18 +32,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Layers(nn.Module):
-    """Two linear layers with something between them."""
-
-    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], bias: bool = True) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(19, 37, bias), nn.Linear(37, 5, bias)
-        self.between = between
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.between(self.first(x)))
-
-
 def planned(model: nn.Module, *inputs: torch.Tensor, native_wanted: bool = True) -> Any:
     """The result of a first and a second call; the graph has a native plan if one is wanted."""
     compiled = torch.compile(model.eval(), backend="hypatia")
@@ -60,19 +41,6 @@ def planned(model: nn.Module, *inputs: torch.Tensor, native_wanted: bool = True)
     assert [plans.KERNEL in r.kernels for r in reports] == [native_wanted], reports
     assert all(r.check.status == "passed" for r in reports)
     return result
-
-
-def assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
-    """As close to float64 as eager is: at most twice its error, plus a few roundings."""
-    with torch.no_grad():
-        eager = model(*inputs)
-        wide = copy.deepcopy(model).double()(*[x.double() if x.is_floating_point() else x for x in inputs])
-    assert result.shape == eager.shape
-    assert result.dtype == eager.dtype
-    if eager.numel():
-        scale, eps = wide.abs().max().item(), torch.finfo(eager.dtype).eps
-        allowed = 2 * (eager.double() - wide).abs().max().item() + 4 * eps * scale
-        assert (result.double() - wide).abs().max().item() <= allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -111,18 +79,6 @@ def test_a_graph_that_has_no_plan_runs_on_torch() -> None:
 
     model, x = Sorted(), torch.randn(4, 8)
     assert_right(planned(model, x, native_wanted=False), model, x)
-
-
-class Mixed(nn.Module):
-    """Ops that have a kernel between ops that only torch has."""
-
-    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 24), nn.Linear(24, 8)
-        self.between = between
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.between(self.first(x).relu()))
 
 
 def _attention(x: torch.Tensor) -> torch.Tensor:

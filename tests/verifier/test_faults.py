@@ -79,7 +79,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "capture": (pipeline, "capture"),
     "search": (program_cache._native, "optimize"),
     "rebuild": (pipeline, "rebuild"),
-    "checked run": (first_call.Trial, "run"),
+    "checked run": (first_call.CheckedCall, "run"),
     "comparison": (compare.Comparer, "compare"),
 }
 
