@@ -50,7 +50,7 @@ def simplified(gm: fx.GraphModule, *, lying_alike: bool = True) -> list[str]:
     with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         for call in found:
             value = values.get(call.mask)
-            form = "" if value is None else _form(value, call)
+            form = "" if value is None else _form(value, call.query, call.key)
             if form and _leave_out(call, causal=form == _CAUSAL, lying_alike=lying_alike):
                 done[form] += 1
     if done:
@@ -72,10 +72,16 @@ _ALL = "hides nothing, dropped"
 _CAUSAL = "hides what comes later, the causal flag instead"
 
 
-def _form(mask: torch.Tensor, call: _Attention) -> str:
+def attention_form(seen: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool | None:
+    """Whether the causal flag says what a mask says; none if neither the flag nor its absence does."""
+    form = _form(seen, query, key)
+    return form == _CAUSAL if form else None
+
+
+def _form(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> str:
     """What a mask says that attention can do without it."""
-    rows, keys = call.query.shape[-2], call.key.shape[-2]
-    whole = (*call.query.shape[:-1], keys)
+    rows, keys = query.shape[-2], key.shape[-2]
+    whole = (*query.shape[:-1], keys)
     if mask.dim() > len(whole) or torch.broadcast_shapes(mask.shape, whole) != whole:
         return ""
     for d, stride in enumerate(mask.stride()[:-2]):

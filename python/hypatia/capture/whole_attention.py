@@ -1,8 +1,8 @@
 """Keeps calls of attention in one piece on their way through AOTAutograd.
 
 AOTAutograd takes ``scaled_dot_product_attention`` apart by the kernel that torch would choose for fake
-tensors; where that is none, it becomes two products and a softmax in fp32. In inference an op of our own stands
-for it until the graph is made, and torch chooses when it runs.
+tensors; where that is none, it becomes two products and a softmax in fp32. In inference an op of our own
+stands for it until the graph is made, and torch chooses when it runs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import fx
 
 from .. import _native, timeline
 from .._torch import trace_structured
-from ..capture import constant_folding, constant_masks
+from ..capture import constant_folding, constant_masks, written_attention
 from ..capture.records import Captured, capture
 from ..devices import cuda
 from ..errors import UnsupportedError
@@ -195,13 +195,23 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     left_out = {name for part, name in request.without if part == "pass"}
     masks: list[str] = []
     constants: list[str] = []
+    written: list[str] = []
+    seen: list[str] = []
+    # In a training step, what one graph computes others may read.
+    inference = request.kind == "inference" and not request.autograd
+    if inference and written_attention.PASS not in left_out:
+        gm, seen, written = written_attention.as_calls(gm)
     if constant_masks.PASS not in left_out:
         gm, masks = constant_masks.without_masks(gm)
-    # In a training step, what one graph computes others may read.
-    if request.kind == "inference" and constant_folding.PASS not in left_out:
+    if inference and constant_folding.PASS not in left_out:
         gm, constants = constant_folding.with_constants(gm)
-    done = [(masks, constant_masks.PASS), (constants, constant_folding.PASS)]
-    return _Prepared(gm, masks, frozenset(constants), [name for found, name in done if found])
+    done = [
+        (written, written_attention.PASS),
+        (masks, constant_masks.PASS),
+        (constants, constant_folding.PASS),
+    ]
+    passes = [name for found, name in done if found]
+    return _Prepared(gm, written + masks, frozenset(seen + constants), passes)
 
 
 def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:

@@ -1,0 +1,259 @@
+"""Attention that a model writes as two products and a softmax becomes one call of torch's attention.
+
+A row of scores that is hidden as a whole is NaN or uniform where a model writes it, and zero in torch's
+attention. So a mask is taken only if its values are known and every row sees something. Hidden are minus
+infinity and what is below -1e30: beside a score that is not as low, such a one has no share, whatever it was.
+A score that is NaN makes its row NaN; where it is hidden, torch's kernels may hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .._torch import detect_fake_mode, disable_current_modes
+from .constant_masks import attention_form
+from .constant_values import computed, constants_of, copied, drop_unread
+from .op_facts import says_types
+from .records import value_of
+
+aten = torch.ops.aten
+
+PASS = "written attention"
+"""The name under which a compilation can do without."""
+
+_HIDDEN = -1e30
+_SAME = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
+_PRODUCTS = (aten.matmul.default, aten.bmm.default)
+
+
+class _Scores(NamedTuple):
+    """What a softmax is of: a product, times a number, with entries hidden."""
+
+    product: fx.Node
+    scale: float
+    masks: list[tuple[fx.Node, Callable[[torch.Tensor], torch.Tensor]]]
+    """Constant nodes, and which entries they let be seen."""
+
+
+class _Written(NamedTuple):
+    """Attention as it is written."""
+
+    result: fx.Node
+    query: fx.Node
+    key: fx.Node
+    turned: bool
+    """The key has its rows and columns in each other's place."""
+    value: fx.Node
+    scores: _Scores
+
+
+def as_calls(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[str]]:
+    """A copy of a graph that calls attention, names of the masks that it has as attributes, what was done."""
+    softmaxes = (aten.softmax.int, aten._softmax.default)
+    if not any(n.target in softmaxes for n in gm.graph.nodes):
+        return gm, [], []
+    copy = copied(gm)
+    constants = constants_of(copy.graph)
+    found = [w for n in copy.graph.nodes if n.target in softmaxes and (w := _written(n, constants))]
+    values = computed({mask: None for w in found for mask, _ in w.scores.masks})
+    held: dict[tuple[object, ...], fx.Node] = {}
+    done = 0
+    for written in found:
+        seen = _seen(written, values)
+        if seen is not None:
+            done += 1
+            _call(copy, written, seen, held)
+    if not done:
+        return gm, [], []
+    drop_unread(copy.graph, [w.result for w in found])
+    return (
+        copy,
+        [n.name for n in held.values()],
+        [f"attention written as products: {done} calls of torch's attention"],
+    )
+
+
+def _written(softmax: fx.Node, constants: set[fx.Node]) -> _Written | None:
+    """The attention around a softmax of the last dimension."""
+    value = value_of(softmax)
+    rank = value.dim() if isinstance(value, torch.Tensor) else 0
+    if rank not in (3, 4) or softmax.args[1] not in (-1, rank - 1) or value.dtype == torch.float64:
+        return None
+    scores = _scores(softmax.args[0], constants)
+    product = _after(softmax)
+    if scores is None or product is None:
+        return None
+    found = [_whole(n) for n in (*scores.product.args[:2], product.args[1])]
+    operands = [n for n in found if n is not None]
+    result = product if value_of(product).dim() == 4 else _only_user(product)
+    apart = result is product or (result is not None and result.target in _SAME and _keeps_rows(result))
+    if result is None or not apart or value_of(result).dim() != 4 or len(operands) != 3:
+        return None
+    query, key, value = operands
+    dtype = value_of(value).dtype
+    query, (key, turned) = _narrow(query, dtype), _key(key, dtype)
+    shapes = [value_of(n).shape for n in (query, key, value)]
+    keys = shapes[1][:2] + ((shapes[1][3], shapes[1][2]) if turned else shapes[1][2:])
+    alike = all(value_of(n).dtype == dtype for n in (query, key, result)) and dtype.is_floating_point
+    fits = shapes[0][:2] == shapes[1][:2] and shapes[0][3] == keys[3] and tuple(keys) == tuple(shapes[2])
+    if not alike or not fits or value_of(result).shape != shapes[0] or 0 in shapes[0] or 0 in keys:
+        return None
+    return _Written(result, query, key, turned, value, scores)
+
+
+def _scores(node: Any, constants: set[fx.Node]) -> _Scores | None:
+    # Numbers outside of a mask scale what hides, too.
+    scale, masks = 1.0, list[tuple[fx.Node, Callable[[torch.Tensor], torch.Tensor]]]()
+    while isinstance(node, fx.Node) and _only_user(node) is not None:
+        args: tuple[Any, ...] = node.args
+        if node.target in _PRODUCTS:
+            return _Scores(node, scale, masks)
+        if node.target in (aten.mul.Tensor, aten.div.Tensor) and type(args[1]) in (int, float):
+            factor = float(args[1]) if node.target is aten.mul.Tensor else 1.0 / float(args[1] or "nan")
+            if not 1e-6 < factor < 1e6:
+                return None
+            scale, node = scale * factor, args[0]
+        elif (mask := _mask(node, constants, scale)) is not None:
+            masks.append(mask[1:])
+            node = mask[0]
+        elif _keeps_rows(node):
+            node = args[0]
+        else:
+            return None
+    return None
+
+
+def _mask(
+    node: fx.Node, constants: set[fx.Node], scale: float
+) -> tuple[fx.Node, fx.Node, Callable[[torch.Tensor], torch.Tensor]] | None:
+    """What a constant mask hides entries of, the mask, and how to tell what it lets be seen."""
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.add.Tensor and args[1] in constants and not node.kwargs and scale >= 1.0:
+        return args[0], args[1], _added
+    if node.target is aten.masked_fill.Scalar and args[1] in constants and scale * args[2] <= _HIDDEN:
+        return args[0], args[1], torch.logical_not
+    if node.target in (aten.where.self, aten.where.ScalarOther) and args[0] in constants:
+        number = args[2]
+        if isinstance(number, fx.Node) and number.target is aten.scalar_tensor.default:
+            number = number.args[0]
+        if type(number) in (int, float) and scale * number <= _HIDDEN:
+            return args[1], args[0], torch.clone
+    return None
+
+
+def _keeps_rows(node: fx.Node) -> bool:
+    """Whether a node is what it reads, in other memory, another precision or with leading sizes split."""
+    if node.target in (aten._to_copy.default, aten.clone.default):
+        return value_of(node).dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if node.target not in _SAME or not isinstance(node.args[0], fx.Node):
+        return False
+    new, old = value_of(node).shape, value_of(node.args[0]).shape
+    return new[-2:] == old[-2:] and new.numel() == old.numel()
+
+
+def _added(mask: torch.Tensor) -> torch.Tensor:
+    """What a mask that is added lets be seen; nothing if it does more than hide."""
+    seen = mask == 0
+    return seen & bool((seen | (mask <= _HIDDEN)).all())
+
+
+def _after(node: fx.Node) -> fx.Node | None:
+    """The product that reads a softmax first, and nothing else does."""
+    user = _only_user(node)
+    while user is not None and _keeps_rows(user):
+        node, user = user, _only_user(user)
+    return user if user is not None and user.target in _PRODUCTS and user.args[0] is node else None
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = [n for n in node.users if not says_types(n.target)]
+    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
+
+
+def _whole(node: Any) -> fx.Node | None:
+    """An operand of a product with batch and heads apart."""
+    while isinstance(node, fx.Node) and value_of(node).dim() != 4:
+        node = node.args[0] if node.target in _SAME and _keeps_rows(node) else None
+    return node if isinstance(node, fx.Node) else None
+
+
+def _narrow(node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """What was copied and widened before a product, as it was."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return node
+    if node.target in (aten.clone.default, aten.expand.default):
+        return _narrow(source, dtype) if value_of(source).shape == value_of(node).shape else node
+    widens = node.target is aten._to_copy.default and value_of(source).dtype == dtype
+    return _narrow(source, dtype) if widens else node
+
+
+def _key(node: fx.Node, dtype: torch.dtype) -> tuple[fx.Node, bool]:
+    """The second factor of the scores, and whether it is still turned."""
+    node = _narrow(node, dtype)
+    swaps = ((-1, -2), (-2, -1), (2, 3), (3, 2))
+    if node.target is aten.transpose.int and tuple(node.args[1:]) in swaps:
+        assert isinstance(node.args[0], fx.Node)
+        return _narrow(node.args[0], dtype), False
+    return node, True
+
+
+def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    """Which keys each query sees, if it sees some in every row; without dimensions: all."""
+    query, rows = value_of(written.query), value_of(written.value).shape[-2]
+    whole = (*query.shape[:-1], rows)
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        seen = torch.ones((), dtype=torch.bool, device=query.device)
+        for mask, lets in written.scores.masks:
+            if mask not in values or values[mask].device != query.device:
+                return None
+            part = lets(values[mask])
+            for d, stride in enumerate(part.stride()):
+                part = part.narrow(d, 0, 1) if stride == 0 else part
+            seen = seen & part
+        if seen.dim() > 4 or torch.broadcast_shapes(seen.shape, whole) != whole:
+            return None
+        if seen.dim() == 4 and bool((seen == seen[:1]).all()):
+            seen = seen[:1]
+        return seen if bool(seen.expand(whole).any(-1).all()) else None
+
+
+def _call(
+    gm: fx.GraphModule, written: _Written, seen: torch.Tensor, held: dict[tuple[object, ...], fx.Node]
+) -> None:
+    """Puts a call of attention into the place of the last product."""
+    graph, result = gm.graph, written.result
+    query, key = value_of(written.query), value_of(written.key)
+    key = key.transpose(-1, -2) if written.turned else key
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        form = attention_form(seen, query, key)
+    masks = tuple(written.scores.masks)
+    if form is None and masks not in held:
+        target = f"seen_{written.result.name}"
+        gm.register_buffer(target, seen, persistent=False)
+        with graph.inserting_before(next(iter(graph.nodes))):
+            held[masks] = graph.create_node("get_attr", target)
+        mode = detect_fake_mode([query])
+        held[masks].meta["val"] = seen if mode is None else mode.from_tensor(seen, static_shapes=True)
+    with graph.inserting_before(result):
+        rows = written.key
+        if written.turned:
+            rows = graph.call_function(aten.transpose.int, (written.key, -1, -2))
+            rows.meta = {**written.key.meta, "val": key}
+        args = (
+            written.query,
+            rows,
+            written.value,
+            held.get(masks) if form is None else None,
+            0.0,
+            bool(form),
+        )
+        call = graph.call_function(
+            aten.scaled_dot_product_attention.default, args, {"scale": written.scores.scale}
+        )
+    call.meta = dict(result.meta)
+    result.replace_all_uses_with(call)
