@@ -145,6 +145,52 @@ def test_where_eager_has_a_number_there_is_one(masked: str, odd: float) -> None:
     assert not found[0, 5].isfinite().any()
 
 
+class Conditional(Written):
+    """A buffer says which scores count, as in GPT-Neo; some of its rows hide everything, or all but what the
+    mask hides."""
+
+    def __init__(self, number: float, hidden: float, **kwargs: object) -> None:
+        def masked(s: torch.Tensor) -> torch.Tensor:
+            s = torch.where(self.kept, s, number)
+            return s + _hidden(_window(s), s, hidden).to(s.dtype)
+
+        super().__init__(masked, **kwargs)
+        self.register_buffer("kept", torch.rand(1, 1, 12, 12) < 0.7)
+        self.kept[..., 3, :] = False
+        self.kept[..., 7, :8] = False
+
+
+@pytest.mark.parametrize("number", [-3e38, -1.1e30])
+@pytest.mark.parametrize("hidden", [-math.inf, -3.1e38, -2.9e38, -1.1e30])
+def test_rows_that_a_condition_hides_are_as_in_the_model(number: float, hidden: float) -> None:
+    torch.manual_seed(0)
+    model, x = Conditional(number, hidden).eval(), torch.randn(2, 12, 32)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert written_attention.PASS in compiled.reports[0].passes
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize(("number", "hidden"), [(-3e38, -math.inf), (-3e38, -2.9e38), (-1.1e30, -1.1e30)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_conditions_of_16_bits(entry: str, number: float, hidden: float, wide: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Conditional(number, hidden, wide=wide).bfloat16().eval(), torch.randn(2, 12, 32).bfloat16()
+    assert _checked(entry, model, x)
+
+
+def test_a_condition_that_changes_counts() -> None:
+    torch.manual_seed(0)
+    model, x = Conditional(-3e38, -2.9e38).eval(), torch.randn(2, 12, 32)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+        model.kept.copy_(torch.rand(1, 1, 12, 12) < 0.3)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert written_attention.PASS in compiled.reports[0].passes
+
+
 def test_shares_that_are_a_result_stay() -> None:
     class Model(nn.Module):
         def forward(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,11 +3,17 @@
 A row of scores that is hidden as a whole is NaN or uniform where a model writes it, and zero in torch's
 attention. So a mask is taken only if its values are known and every row sees something. Hidden are minus
 infinity and what is below -1e30: beside a score that is not as low, such a one has no share, whatever it was.
-A score that is NaN makes its row NaN; where it is hidden, torch's kernels may hide it.
+Where a condition that is not known replaces scores by a finite number, rows may be hidden as a whole: numbers
+are added then, in the order that the model's have. A score that is no finite number makes its row NaN, unless
+torch's kernel hides it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +32,7 @@ PASS = "written attention"
 """The name under which a compilation can do without."""
 
 _HIDDEN = -1e30
+_NAMED_BY_TORCH = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 _SAME = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
@@ -37,6 +44,8 @@ class _Scores(NamedTuple):
     scale: float
     masks: list[tuple[fx.Node, Callable[[torch.Tensor], torch.Tensor]]]
     """Constant nodes, and which entries they let be seen."""
+    condition: tuple[fx.Node, float] | None = None
+    """A node that is no constant, inside of the masks: where it is false, the score is this number."""
 
 
 class _Written(NamedTuple):
@@ -64,9 +73,10 @@ def as_calls(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[str]]:
     done = 0
     for written in found:
         seen = _seen(written, values)
-        if seen is not None:
+        levels = None if seen is None else _levels(written, values, seen)
+        if seen is not None and levels is not None:
             done += 1
-            _call(copy, written, seen, held)
+            _call(copy, written, seen, levels, held)
     if not done:
         return gm, [], []
     drop_unread(copy.graph, [w.result for w in found])
@@ -108,18 +118,21 @@ def _written(softmax: fx.Node, constants: set[fx.Node]) -> _Written | None:
 def _scores(node: Any, constants: set[fx.Node]) -> _Scores | None:
     # Numbers outside of a mask scale what hides, too.
     scale, masks = 1.0, list[tuple[fx.Node, Callable[[torch.Tensor], torch.Tensor]]]()
+    condition: tuple[fx.Node, float] | None = None
     while isinstance(node, fx.Node) and _only_user(node) is not None:
         args: tuple[Any, ...] = node.args
         if node.target in _PRODUCTS:
-            return _Scores(node, scale, masks)
+            return _Scores(node, scale, masks, condition)
         if node.target in (aten.mul.Tensor, aten.div.Tensor) and type(args[1]) in (int, float):
             factor = float(args[1]) if node.target is aten.mul.Tensor else 1.0 / float(args[1] or "nan")
             if not 1e-6 < factor < 1e6:
                 return None
             scale, node = scale * factor, args[0]
-        elif (mask := _mask(node, constants, scale)) is not None:
+        elif condition is None and (mask := _mask(node, constants, scale)) is not None:
             masks.append(mask[1:])
             node = mask[0]
+        elif condition is None and scale == 1.0 and (number := _replaced(node)) is not None:
+            condition, node = (args[0], number), args[1]
         elif _keeps_rows(node):
             node = args[0]
         else:
@@ -143,6 +156,30 @@ def _mask(
         if type(number) in (int, float) and scale * number <= _HIDDEN:
             return args[1], args[0], torch.clone
     return None
+
+
+def _replaced(node: fx.Node) -> float | None:
+    """The finite number that a condition puts into the place of scores, if it hides them."""
+    if node.target not in (aten.where.self, aten.where.ScalarOther):
+        return None
+    number: Any = node.args[2]
+    copies = (aten.clone.default, aten.lift_fresh_copy.default)
+    while isinstance(number, fx.Node) and number.target in copies:
+        number = number.args[0]
+    if isinstance(number, fx.Node) and number.target is aten.scalar_tensor.default:
+        number = number.args[0]
+    # A number that the model's code makes a tensor of has a name that torch gave it.
+    elif (
+        isinstance(number, fx.Node) and number.op == "get_attr" and _NAMED_BY_TORCH.search(str(number.target))
+    ):
+        held = operator.attrgetter(str(number.target))(node.graph.owning_module)
+        with disable_current_modes():
+            number = float(held) if type(held) is torch.Tensor and held.numel() == 1 else None
+    if type(number) not in (int, float):
+        return None
+    with disable_current_modes():
+        rounded = float(torch.tensor(number, dtype=value_of(node).dtype))
+    return rounded if -math.inf < rounded <= _HIDDEN else None
 
 
 def _keeps_rows(node: fx.Node) -> bool:
@@ -217,43 +254,89 @@ def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tenso
             seen = seen & part
         if seen.dim() > 4 or torch.broadcast_shapes(seen.shape, whole) != whole:
             return None
+        condition = written.scores.condition
+        if condition is not None and torch.broadcast_shapes(value_of(condition[0]).shape, whole) != whole:
+            return None
         if seen.dim() == 4 and bool((seen == seen[:1]).all()):
             seen = seen[:1]
         return seen if bool(seen.expand(whole).any(-1).all()) else None
 
 
+def _levels(
+    written: _Written, values: dict[fx.Node, torch.Tensor], seen: torch.Tensor
+) -> list[torch.Tensor] | None:
+    """What is added to scores where the condition holds and where it does not; empty without a condition.
+
+    Each is far below the one before: seen by both, hidden by one, hidden by both. Which of two hides more is
+    as in the model.
+    """
+    scores, dtype = written.scores, value_of(written.query).dtype
+    if scores.condition is None:
+        return []
+    _, number = scores.condition
+    if dtype == torch.float16 or len(scores.masks) > 1 or any(lets is not _added for _, lets in scores.masks):
+        return None
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        wide = value_of(scores.product).dtype
+        by_mask = torch.tensor([-math.inf], dtype=wide, device=seen.device)
+        for mask, _ in scores.masks:
+            by_mask = torch.unique(values[mask][values[mask] != 0])
+        if by_mask.numel() != 1:
+            return None
+        added, both = float(by_mask), float(by_mask + torch.tensor(number, dtype=wide, device=seen.device))
+        below = -1e29 if added > number else -1e30 if added == number else -1e31
+        below = -math.inf if added == -math.inf else below
+        zero = torch.zeros((), dtype=dtype, device=seen.device)
+        # A sum may be rounded to one of its parts.
+        lowest = -1e30 if both == number else -math.inf
+        return [torch.where(seen, zero, below), torch.where(seen, zero - 1e30, lowest)]
+
+
 def _call(
-    gm: fx.GraphModule, written: _Written, seen: torch.Tensor, held: dict[tuple[object, ...], fx.Node]
+    gm: fx.GraphModule,
+    written: _Written,
+    seen: torch.Tensor,
+    levels: list[torch.Tensor],
+    held: dict[tuple[object, ...], fx.Node],
 ) -> None:
     """Puts a call of attention into the place of the last product."""
-    graph, result = gm.graph, written.result
+    graph, result, scores = gm.graph, written.result, written.scores
     query, key = value_of(written.query), value_of(written.key)
     key = key.transpose(-1, -2) if written.turned else key
     with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        form = attention_form(seen, query, key)
-    masks = tuple(written.scores.masks)
-    if form is None and masks not in held:
-        target = f"seen_{written.result.name}"
-        gm.register_buffer(target, seen, persistent=False)
-        with graph.inserting_before(next(iter(graph.nodes))):
-            held[masks] = graph.create_node("get_attr", target)
-        mode = detect_fake_mode([query])
-        held[masks].meta["val"] = seen if mode is None else mode.from_tensor(seen, static_shapes=True)
+        form = None if levels else attention_form(seen, query, key)
+
+    def attribute(value: torch.Tensor, *what: object) -> fx.Node:
+        known = (*scores.masks, *what)
+        if known not in held:
+            target = f"seen_{result.name}_{len(held)}"
+            gm.register_buffer(target, value, persistent=False)
+            with graph.inserting_before(next(iter(graph.nodes))):
+                held[known] = graph.create_node("get_attr", target)
+            mode = detect_fake_mode([query])
+            held[known].meta["val"] = value if mode is None else mode.from_tensor(value, static_shapes=True)
+        return held[known]
+
+    def added(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = graph.call_function(target, args, kwargs)
+        values, named = fx.node.map_arg((args, kwargs), value_of)
+        with detect_fake_mode([query]) or contextlib.nullcontext():
+            node.meta["val"] = target(*values, **named)
+        return node
+
     with graph.inserting_before(result):
-        rows = written.key
-        if written.turned:
-            rows = graph.call_function(aten.transpose.int, (written.key, -1, -2))
-            rows.meta = {**written.key.meta, "val": key}
-        args = (
-            written.query,
-            rows,
-            written.value,
-            held.get(masks) if form is None else None,
-            0.0,
-            bool(form),
-        )
+        rows = added(aten.transpose.int, written.key, -1, -2) if written.turned else written.key
+        mask = None
+        if scores.condition is not None:
+            condition, number = scores.condition
+            sides = [attribute(v, number, i, v.dtype) for i, v in enumerate(levels)]
+            mask = added(aten.where.self, condition, *sides)
+        elif form is None:
+            mask = attribute(seen)
         call = graph.call_function(
-            aten.scaled_dot_product_attention.default, args, {"scale": written.scores.scale}
+            aten.scaled_dot_product_attention.default,
+            (written.query, rows, written.value, mask, 0.0, bool(form)),
+            {"scale": scores.scale},
         )
     call.meta = dict(result.meta)
     result.replace_all_uses_with(call)
