@@ -177,3 +177,46 @@ def test_results_lie_in_memory_as_with_the_mask(mask: Mask, monkeypatch: pytest.
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
     assert [bool(r.masks) for r in reports] == [True]
+
+
+def _attend(x: torch.Tensor) -> torch.Tensor:
+    heads = x.view(2, 12, 4, 8).transpose(1, 2)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+
+class Plain(nn.Module):
+    """Attention without a mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(2, 12, 4, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+
+def _reported(model: nn.Module, x: torch.Tensor) -> str:
+    found, reports = _run("backend", model, x)
+    torch.testing.assert_close(found, model(x))
+    return " ".join(str(n.target) for r in reports for n in r.before.nodes)
+
+
+def test_attention_stays_whole_in_inference() -> None:
+    x = torch.randn(2, 12, 32)
+    # AOTAutograd would take it apart here, as it does where torch has no other kernel.
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        calls = _reported(Plain(), x)
+    assert "aten.scaled_dot_product_attention.default" in calls
+    assert "bmm" not in calls
+
+
+def test_attention_is_torchs_to_take_apart_where_more_than_values_are_asked_for() -> None:
+    class Scoped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _attend(x)
+
+    x = torch.randn(2, 12, 32)
+    with torch.no_grad():
+        assert "bmm" in _reported(Scoped(), x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert "scaled_dot_product_attention.default" not in _reported(Plain(), x)
+    x.requires_grad_()
+    assert "scaled_dot_product_attention.default" not in _reported(Plain(), x)

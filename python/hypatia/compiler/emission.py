@@ -132,3 +132,9 @@ def needed_by(nodes: list[Emitted], outputs: list[int]) -> set[int]:
     """Folded nodes that are results themselves, with what they need: these run at every call."""
     direct = [o for o in outputs if nodes[o]["folded"]]
     return closure(nodes, direct)
+
+
+def kernels_choose(nodes: list[Emitted], folded: set[int]) -> set[int]:
+    """Folded nodes that calls read for which torch chooses the kernel by how their operands lie."""
+    live = [item for i, item in enumerate(nodes) if i not in folded and item["keeps_layout"]]
+    return {read for item in live for read in reads_of(item["args"])} & folded

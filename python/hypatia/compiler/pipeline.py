@@ -8,13 +8,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from .. import _native, timeline
 from .._torch import trace_structured
-from ..capture.constant_masks import PASS, without_masks
+from ..capture import constant_folding, constant_masks, written_attention
 from ..capture.records import Captured, capture
 from ..devices import cuda
 from ..errors import UnsupportedError
@@ -177,13 +178,50 @@ def compile_graph(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     return compiled
 
 
+class _Prepared(NamedTuple):
+    """A graph as the search gets it."""
+
+    module: fx.GraphModule
+    masks: list[str]
+    """What was done to constant masks."""
+    constants: frozenset[str]
+    """Attributes that stand for values which depend on no input."""
+    passes: list[str]
+    """What was done, and can be left out."""
+
+
+def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
+    """The graph without what its constants decide."""
+    left_out = {name for part, name in request.without if part == "pass"}
+    masks: list[str] = []
+    constants: list[str] = []
+    written: list[str] = []
+    seen: list[str] = []
+    # In a training step, what one graph computes others may read.
+    inference = request.kind == "inference" and not request.autograd
+    if inference and written_attention.PASS not in left_out:
+        gm, seen, written = written_attention.as_calls(gm)
+    if constant_masks.PASS not in left_out:
+        gm, masks = constant_masks.without_masks(gm)
+    if inference and constant_folding.PASS not in left_out:
+        gm, constants = constant_folding.with_constants(gm)
+    done = [
+        (written, written_attention.PASS),
+        (masks, constant_masks.PASS),
+        (constants, constant_folding.PASS),
+    ]
+    passes = [name for found, name in done if found]
+    return _Prepared(gm, written + masks, frozenset(seen + constants), passes)
+
+
 def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     rules = sorted(name for part, name in request.without if part == "rule")
     options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
-        searched, masks = (gm, []) if ("pass", PASS) in request.without else without_masks(gm)
-        captured = capture(searched, request.weights, autograd=request.autograd)
+        prepared = _prepared(gm, request)
+        searched = prepared.module
+        captured = capture(searched, request.weights | prepared.constants, autograd=request.autograd)
     optimization, rebuilt = _rebuilt(searched, captured, request)
     optimized = rebuilt.module
     copies = folded_bytes(optimized)
@@ -204,7 +242,9 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
                 request.plain,
                 tf32=("kernel", plans.TF32) not in request.without,
             )
-    report = GraphReport(request.kind, optimization, searched.graph, optimized.graph, copies, masks)
+    report = GraphReport(
+        request.kind, optimization, searched.graph, optimized.graph, copies, prepared.masks, prepared.passes
+    )
     if isinstance(planner, str):
         report.no_plan, report.kept = planner, "graph"
         return CompiledGraph(gm, optimized, None, report)

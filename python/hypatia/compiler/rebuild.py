@@ -33,12 +33,15 @@ from .emission import (
     closure,
     faked,
     has_open_sizes,
+    kernels_choose,
     needed_by,
     open_sizes,
     operands_of,
     reads_of,
 )
 from .relayout import Aliases, like_eager, rows_like_eager
+
+_CLONE = torch.ops.aten.clone.default
 
 
 class Rebuilt(NamedTuple):
@@ -312,14 +315,8 @@ class _Rebuilder:
         folded = {i for i, item in enumerate(nodes) if item["folded"]} - needed_by(nodes, outputs)
         if not folded:
             return set()
-        used_live = {
-            a
-            for i, item in enumerate(nodes)
-            if i not in folded
-            for a in reads_of(item["args"])
-            if a in folded
-        }
-        wanted = sorted(used_live)
+        live = [item for i, item in enumerate(nodes) if i not in folded]
+        wanted = sorted({read for item in live for read in reads_of(item["args"])} & folded)
         inside = closure(nodes, wanted)
         sources = [i for i in sorted(inside) if nodes[i]["kind"] == "input"]
         for i in sources:
@@ -332,6 +329,10 @@ class _Rebuilder:
             env[i] = placeholder
         for i in sorted(inside - set(sources)):
             env[i] = inner._node(nodes[i], env)
+        # What kernels want without gaps is copied here, once, and not before every call.
+        for i in kernels_choose(nodes, folded) & set(wanted) - set(sources):
+            if not value_of(env[i]).is_contiguous():
+                env[i] = inner.helper(_CLONE, env[i], memory_format=torch.contiguous_format)
         inner.graph.output(tuple(env[i] for i in wanted))
         body = fx.GraphModule(inner._attributes(), inner.graph, "folded_weights")
         self.modules["folded_weights"] = FoldedWeights(body)

@@ -12,7 +12,6 @@ from typing import TypedDict
 from torch import fx
 
 from ..capture import source_names
-from ..capture.constant_masks import PASS
 from ..capture.records import module_of
 from ..compiler.comparison import Result
 from ..execute import plans
@@ -161,6 +160,7 @@ class GraphReport:
         after: fx.Graph,
         folded: int = 0,
         masks: Sequence[str] = (),
+        passes: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.before = before
@@ -179,7 +179,7 @@ class GraphReport:
         """Bytes of folded and merged weights."""
         self.masks = list(masks)
         """What was done to constant masks of attention."""
-        self.passes = [PASS] if masks else []
+        self.passes = list(passes)
         """What was done to the graph before the search, and can be left out."""
         self.memory: tuple[int, int] | None = None
         """Bytes of the plan's values in between, and of its packed weights."""

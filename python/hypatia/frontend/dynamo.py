@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
-from ..capture import constant_masks, source_names
+from ..capture import constant_masks, source_names, whole_attention
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -56,8 +56,8 @@ def hypatia(
         log.info("compiling %s", name)
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
     masks = constant_masks.simplified(gm)
-    if masks:
-        gm.recompile()
+    whole_attention.hide(gm)
+    gm.recompile()
     _compile = functools.partial(
         _compile_part, collected=reports, passes=passes, inputs=source_names.inputs_of(gm), masks=masks
     )
@@ -114,6 +114,7 @@ def _compile_part(
     inputs: list[str],
     masks: list[str],
 ) -> object:
+    whole_attention.show(gm)
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata

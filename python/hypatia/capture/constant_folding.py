@@ -1,0 +1,94 @@
+"""Tensors that depend on no input become attributes of the graph: positions, masks, tables of buckets.
+
+What is made of them and of frozen weights, such as a bias that is looked up by distance, is a weight then
+and is computed once, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from .._torch import OpOverload, disable_current_modes
+from .constant_values import computed, constants_of, copied, drop_unread
+from .op_facts import name_of, says_types
+from .records import value_of
+
+PASS = "constants"
+"""The name under which a compilation can do without."""
+
+_MOST_BYTES = 64 * 2**20
+"""What the constants of a graph may take."""
+
+_VIEWS = ("reshape", "expand_as", "view_as")
+"""Ops that may return a view, though their schemas do not say so."""
+
+
+def with_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str]]:
+    """A copy of a graph whose constants are attributes, and the names of their nodes."""
+    if not _candidates(gm.graph):
+        return gm, []
+    gm = copied(gm)
+    values = computed(_candidates(gm.graph))
+    left, names = _MOST_BYTES, []
+    for node, value in values.items():
+        size = value.untyped_storage().nbytes()
+        if size > left or value.stride() != value_of(node).stride() or _is_filled(value):
+            continue
+        left -= size
+        names.append(_held(gm, node, value))
+    drop_unread(gm.graph, values)
+    return gm, names
+
+
+def _held(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> str:
+    """Puts an attribute into the place of a node; returns the name of its node."""
+    target = f"constant_{node.name}"
+    while hasattr(gm, target):
+        target += "_"
+    gm.register_buffer(target, value, persistent=False)
+    with node.graph.inserting_before(node):
+        held = node.graph.create_node("get_attr", target)
+    held.meta = dict(node.meta)
+    node.replace_all_uses_with(held)
+    return held.name
+
+
+def _candidates(graph: fx.Graph) -> list[fx.Node]:
+    """Constants in memory of their own that other nodes read, and that are no results."""
+    constants = constants_of(graph)
+    (output,) = graph.find_nodes(op="output")
+    returned = {base for n in output.all_input_nodes for base in _bases(n)}
+    found: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if node in constants or node.op == "output" or says_types(node.target):
+            continue
+        for read in node.all_input_nodes:
+            if read in constants:
+                *_, base = _bases(read)
+                if base not in returned and isinstance(value_of(base), torch.Tensor):
+                    found[base] = None
+    return list(found)
+
+
+def _bases(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, and all that it is a view of."""
+    yield node
+    while node.op in ("call_function", "call_method") and _is_view(node.target) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        yield node
+
+
+def _is_view(target: object) -> bool:
+    return isinstance(target, OpOverload) and (target.is_view or name_of(target) in _VIEWS)
+
+
+def _is_filled(value: torch.Tensor) -> bool:
+    """Whether a tensor is one number many times: torch fills memory as fast as it could be read, and what
+    a table has at one place should not be copied for all."""
+    if value.numel() == 1 or value.dtype == torch.bool:
+        return False
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        return value.numel() == 0 or bool((value == value.flatten()[0]).all())

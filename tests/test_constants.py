@@ -1,0 +1,157 @@
+"""Values that depend on no input are computed when a graph is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hypatia
+from hypatia.capture import constant_folding
+from hypatia.compiler import pipeline
+from hypatia.compiler.report import GraphReport
+from hypatia.frontend.dynamo import collecting
+from tests.support import assert_as_close_as_eager
+
+
+@pytest.fixture(autouse=True)
+def _errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "raise_errors", True)
+    torch._dynamo.reset()
+
+
+def _run(entry: str, model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[GraphReport]]:
+    if entry == "compile":
+        compiled = hypatia.compile(model, x)
+        return compiled(x), compiled.reports
+    with collecting() as reports:
+        return torch.compile(model, backend="hypatia")(x), reports
+
+
+def _targets(reports: list[GraphReport]) -> str:
+    return " ".join(str(n.target) for r in reports for n in r.after.nodes if n.op == "call_function")
+
+
+class Distances(nn.Module):
+    """Attention with a learned bias for each bucket of distances, as in T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        q, k, v = (t.view(b, n, 4, 8).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        places = torch.arange(n)
+        far = (places[None, :] - places[:, None]).abs()
+        large = 4 + (torch.log(far.float() / 4) * 2).to(torch.long)
+        buckets = torch.where(far < 4, far, torch.min(large, torch.full_like(large, 7)))
+        bias = self.table(buckets).permute(2, 0, 1)[None]
+        mask = torch.where((places[None, :] <= places[:, None]).expand(b, 1, n, n), bias, -1e30)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.contiguous())
+        return out.transpose(1, 2).reshape(b, n, d)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_by_distance_is_a_weight(entry: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Distances().to(dtype).eval(), torch.randn(2, 12, 32).to(dtype)
+    with torch.no_grad():
+        found, reports = _run(entry, model, x)
+        exact = Distances().double().eval()
+        exact.load_state_dict(model.state_dict())
+        assert_as_close_as_eager(found, model(x), exact(x.double()))
+    # Neither the buckets nor the lookup are left, nor a copy into another order.
+    assert not any(word in _targets(reports) for word in ("arange", "log", "embedding", "where", "clone"))
+    assert all(constant_folding.PASS in r.passes for r in reports)
+
+
+def test_changed_weights_are_looked_up_again() -> None:
+    torch.manual_seed(0)
+    model, x = Distances().eval(), torch.randn(2, 12, 32)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        before = compiled(x)
+        model.table.weight.mul_(3.0)
+        torch.testing.assert_close(compiled(x), model(x))
+        assert not torch.allclose(before, compiled(x))
+
+
+def _kept(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.arange(x.shape[-1], dtype=x.dtype)
+    return x + places.view(1, -1), places.view(1, -1)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+def test_results_are_new_tensors(entry: str) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return _kept(x)
+
+    model, x = Model(), torch.randn(3, 5)
+    with torch.no_grad():
+        compiled = (
+            hypatia.compile(model, x) if entry == "compile" else torch.compile(model, backend="hypatia")
+        )
+        for _ in range(2):
+            found = compiled(x)
+            torch.testing.assert_close(found, model(x))
+            found[1].add_(1.0)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda n: torch.rand(n),
+        lambda n: torch.empty(n).zero_() + torch.arange(n),
+        lambda n: torch.zeros(n),
+    ],
+)
+def test_what_may_vary_or_is_one_number_stays(entry: str, made: Callable[[int], torch.Tensor]) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * made(x.shape[-1])
+
+    model, x = Model(), torch.randn(3, 5)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        compiled = (
+            hypatia.compile(model, x) if entry == "compile" else torch.compile(model, backend="hypatia")
+        )
+        compiled(x)
+        torch.manual_seed(1)
+        found = compiled(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, model(x))
+
+
+def test_sizes_that_are_open_stay_open() -> None:
+    model = Distances().eval()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="hypatia", dynamic=True)
+        for n in (12, 16):
+            x = torch.randn(2, n, 32)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_wrong_constants_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = constant_folding.computed
+    monkeypatch.setattr(
+        constant_folding, "computed", lambda nodes: {n: v.flip(0) for n, v in computed(nodes).items()}
+    )
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.arange(x.shape[-1], dtype=x.dtype)
+
+    model, x = Model(), torch.randn(3, 5)
+    with torch.no_grad():
+        with pytest.warns(hypatia.VerificationWarning, match="pass 'constants'"):
+            compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
