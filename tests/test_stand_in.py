@@ -1,4 +1,4 @@
-"""What `hypatia.compile` returns is a module that stands for the model (finding 23)."""
+"""What `hypatia.compile` returns is a module that stands for the model."""
 
 from __future__ import annotations
 
