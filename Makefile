@@ -141,7 +141,7 @@ fuzz-long: build ## COUNT (10000) of them, from SEED (0) on; goes on where an ea
 	@$(FUZZ) --count $(COUNT) --resume $(if $(SEED),,--seed 0)
 
 .PHONY: test-mutations
-test-mutations: build ## faults put into the source one by one: tests or the fuzzer must find each (about half an hour)
+test-mutations: build ## faults put into the source one by one: tests or the fuzzer must find each (about three quarters of an hour)
 	@$(BIN)/python tests/mutations.py
 
 ##@ Diagnostics: each prints a table and exits with 1 when it falls short

@@ -122,6 +122,158 @@ MUTATIONS = [
         '"(mul ?x ($div ?b ?a))"',
         "extension tests/compiler/test_numbers.py",
     ),
+    Mutation(
+        "parts that are replaced or added are not noticed",
+        "keys",
+        "python/hypatia/capture/model_state.py",
+        "self._whole: _Whole = [(d, list(d.items())) for d in owners]",
+        "self._whole: _Whole = []",
+        "tests/frontend/test_attributes.py",
+    ),
+    Mutation(
+        "a file may name any attribute of torch.ops as a call",
+        "caches",
+        "python/hypatia/capture/records.py",
+        "if isinstance(found, OpOverload) and str(found) == name:",
+        "if found is not None:",
+        "tests/test_safety.py::test_a_name_that_is_no_op_of_torch_is_not_resolved",
+    ),
+    Mutation(
+        "what others may write is read",
+        "caches",
+        "python/hypatia/private_files.py",
+        "return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022",
+        "return found.st_uid in (0, os.geteuid())",
+        "tests/test_safety.py::test_a_folder_that_others_may_write_is_refused",
+    ),
+    Mutation(
+        "a folder that everybody may exchange is used",
+        "caches",
+        "python/hypatia/private_files.py",
+        "if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:",
+        "if False:",
+        "tests/test_safety.py::test_a_folder_below_one_that_everybody_may_exchange_is_refused",
+    ),
+    Mutation(
+        "a link in place of the folder is followed",
+        "caches",
+        "python/hypatia/private_files.py",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC",
+        "tests/test_safety.py::test_a_link_in_place_of_the_folder_is_refused",
+    ),
+    Mutation(
+        "files are as private as the umask says",
+        "caches",
+        "python/hypatia/private_files.py",
+        "os.open(name, _WRITE, 0o600, dir_fd=place)",
+        "os.open(name, _WRITE, 0o666, dir_fd=place)",
+        "tests/test_safety.py::test_folders_and_files_are_private",
+    ),
+    Mutation(
+        "a folder without the marker is ours",
+        "caches",
+        "python/hypatia/private_files.py",
+        "if strange and not _is_marked(place, marker, mark):",
+        "if False:",
+        "tests/test_safety.py::test_a_folder_of_somebody_else_with_our_name_is_left_alone",
+    ),
+    Mutation(
+        "files of others with names like ours are removed",
+        "caches",
+        "python/hypatia/store.py",
+        "return private_files.start(place, name, len(magic)) == magic",
+        "return True",
+        "tests/test_safety.py::test_files_of_others_stay",
+    ),
+    Mutation(
+        "all files that end like unfinished ones are removed",
+        "caches",
+        "python/hypatia/store.py",
+        'r"([0-9a-f]{40}-[0-9]+-[0-9a-f]{12}\\.tmp)|(tuning-[0-9]+-[0-9a-f]+\\.part)"',
+        'r".*\\.(tmp|part)"',
+        "tests/test_safety.py::test_files_of_others_stay",
+    ),
+    Mutation(
+        "pipes are waited for",
+        "caches",
+        "python/hypatia/private_files.py",
+        "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC",
+        "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "tests/test_safety.py::test_an_odd_entry_counts_as_absent_and_nobody_waits",
+    ),
+    Mutation(
+        "links in place of entries are followed",
+        "caches",
+        "python/hypatia/private_files.py",
+        "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC",
+        "_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC",
+        "tests/test_safety.py::test_an_odd_entry_counts_as_absent_and_nobody_waits",
+    ),
+    Mutation(
+        "entries of any size are read",
+        "caches",
+        "python/hypatia/store.py",
+        "private_files.read(place, name, min(_LARGEST, size_limit()))",
+        "private_files.read(place, name, 1 << 62)",
+        "tests/test_safety.py::test_an_odd_entry_counts_as_absent_and_nobody_waits",
+    ),
+    Mutation(
+        "libraries are looked for where Python looks for modules",
+        "process",
+        "python/hypatia/devices/cuda_libraries.py",
+        "places.append(os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))))",
+        'places += __import__("sys").path',
+        "tests/test_safety.py::test_libraries_are_not_looked_for_in_the_working_folder",
+    ),
+    Mutation(
+        "tracing patches the classes of the modules",
+        "process",
+        "python/hypatia/capture/attribute_reads.py",
+        "    return made_class",
+        "    own.__getattribute__ = read\n    return made_class",
+        "tests/test_safety.py::test_tracing_patches_nothing_that_others_use",
+    ),
+    Mutation(
+        "backward passes run in the thread that calls them, unasked",
+        "process",
+        "python/hypatia/options.py",
+        "backward_in_caller: bool = dataclasses.field(\n        default=False",
+        "backward_in_caller: bool = dataclasses.field(\n        default=True",
+        "tests/test_safety.py::test_backward_passes_stay_in_autograds_threads_unless_asked",
+    ),
+    Mutation(
+        "plans are bound without leaving Python",
+        "process",
+        "crates/hypatia-py/src/plan.rs",
+        "let runnable = guarded(py, || {",
+        "let runnable = caught(|| {",
+        "extension tests/test_safety.py::test_other_threads_run_while_a_plan_is_bound",
+    ),
+    Mutation(
+        "programs may be nested as deep as they like",
+        "process",
+        "crates/hypatia-core/src/sexp.rs",
+        "'(' if stack.len() > DEEPEST =>",
+        "'(' if stack.len() > usize::MAX - 1 =>",
+        "cargo --lib sexp",
+    ),
+    Mutation(
+        "inputs may have sizes that no tensor can have",
+        "process",
+        "crates/hypatia-core/src/ir/text.rs",
+        "if !ty.can_exist() {",
+        "if false && !ty.can_exist() {",
+        "cargo --lib ir::text",
+    ),
+    Mutation(
+        "a proof is replayed for as long as it takes",
+        "process",
+        "crates/hypatia-core/src/proof.rs",
+        "if start.elapsed() >= patience {",
+        "if false && start.elapsed() >= patience {",
+        "cargo --lib proof",
+    ),
 ]
 
 
@@ -129,10 +281,14 @@ def main() -> int:
     """Exits with 1 if a fault is not found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="mutations whose description has this text")
+    parser.add_argument("--kind", help="mutations of this kind")
+    parser.add_argument("--python", action="store_true", help="mutations of Python alone: nothing is built")
     asked = parser.parse_args()
     left = 0
     for mutation in MUTATIONS:
         if asked.only and asked.only not in mutation.what:
+            continue
+        if asked.kind not in (None, mutation.kind) or (asked.python and mutation.file.endswith(".rs")):
             continue
         found, seconds = tried(mutation)
         left += not found
@@ -182,6 +338,8 @@ def tried(mutation: Mutation) -> tuple[bool, float]:
         code = subprocess.run(run, cwd=COPY, env=environment, capture_output=True, timeout=LIMIT).returncode
     except subprocess.TimeoutExpired:
         code = 0
+    if "pytest" in run and code > 1:
+        sys.exit(f"{mutation.found_by} did not run: pytest ended with {code}")
     return code != 0, time.monotonic() - start
 
 

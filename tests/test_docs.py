@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +65,34 @@ SNIPPETS = [
 def test_snippets_run(snippet: str, tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_output_of_the_demo_is_of_today() -> None:
+    """Times and errors are of the machine; what is said is not."""
+
+    def said(text: str) -> dict[str, str]:
+        lines = text.partition("transformer block on cpu")[2].splitlines()[1:]
+        parts = (re.fullmatch(r"(inference graph|  \w+) *(.*)", line) for line in lines)
+        return {part[1].strip(): part[2] for part in itertools.takewhile(bool, parts) if part}
+
+    environment = {**os.environ, "HYPATIA_CACHE": "off", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "hypatia.tools.demo"]
+    printed = said(
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    )
+    page = said((ROOT / "README.md").read_text())
+    assert len(page) > 8
+    assert page.keys() == printed.keys()
+    for line in ("ops", "fused", "rules", "proof"):
+        assert page[line] == printed[line]
+
+
+def test_pages_that_people_look_for_are_there() -> None:
+    for name in ("limitations", "troubleshooting", "api", "comparison"):
+        assert (ROOT / "docs" / f"{name}.md").exists()
+    assert (ROOT / "SECURITY.md").exists()
+    for package in ("hypatia", "hypatia_core"):
+        assert (ROOT / "python" / package / "py.typed").exists(), "its types are not seen by users"
 
 
 def test_links_lead_somewhere() -> None:

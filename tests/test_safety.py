@@ -23,6 +23,7 @@ from hypatia.capture import records
 from hypatia.compiler import program_cache
 from hypatia.devices import cuda_libraries
 from hypatia.errors import UnsupportedError
+from hypatia.execute.binding import Binding
 from hypatia.options import Options
 from hypatia.store_format import packed
 
@@ -540,6 +541,37 @@ def test_no_memory_for_weights_is_an_error_of_ours_and_the_graph_runs() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in ("memory", "bound"), done.stdout
+
+
+def test_other_threads_run_while_a_plan_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing large weights takes long. No thread gives way here but one that waits or leaves Python."""
+    bind, seen, over = Binding._bound_plan, [0], threading.Event()
+    during: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        before = seen[0]
+        bound = bind(*args, **kwargs)
+        during.append(seen[0] - before)
+        return bound
+
+    def count() -> None:
+        while not over.wait(1e-4):
+            seen[0] += 1
+
+    monkeypatch.setattr(Binding, "_bound_plan", counted)
+    thread, interval = threading.Thread(target=count), sys.getswitchinterval()
+    thread.start()
+    try:
+        sys.setswitchinterval(1e6)
+        with torch.no_grad():
+            for _ in range(20):
+                if not any(during):
+                    hypatia.compile(nn.Linear(1024, 1024), torch.randn(8, 1024))
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        thread.join()
+    assert any(during)
 
 
 LATE = """

@@ -1,6 +1,6 @@
 """The Rust core. Graphs, options and reports cross as JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from os import PathLike
 from typing import Any, TypeVar, final
 
@@ -138,9 +138,10 @@ class Watch:
 
     def __new__(
         cls,
-        entries: list[tuple[dict[Any, Any], str | int, object]],
-        empty: list[dict[int, object]],
-        lists: list[tuple[list[object], list[object]]],
+        entries: list[tuple[dict[Any, Any], str, object]],
+        absent: list[tuple[dict[Any, Any], str]],
+        whole: list[tuple[dict[Any, Any], list[tuple[object, object]]]],
+        items: list[tuple[Collection[object], list[object]]],
     ) -> Self: ...
     def holds(self) -> bool: ...
 

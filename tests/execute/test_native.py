@@ -188,6 +188,25 @@ def test_sizes_that_change_need_no_new_graph() -> None:
     assert [plans.KERNEL in r.kernels for r in reports] == [True]
 
 
+@pytest.mark.parametrize("verify", ["strict", "off"])
+@pytest.mark.parametrize("entry", ["torch.compile", "compile"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_a_layer_at_open_sizes_has_a_plan(bias: bool, entry: str, verify: str) -> None:
+    """Without a bias it is captured as a product of two open sizes, and with no check nobody measures it."""
+    model = nn.Sequential(nn.Linear(8, 8, bias), nn.ReLU()).eval()
+    with torch.no_grad(), collecting() as reports, no_fallback():
+        if entry == "compile":
+            compiled: Any = hypatia.compile(model, verify=verify)
+        else:
+            compiled = torch.compile(model, backend="hypatia", dynamic=True, options={"verify": verify})
+        for shape in ((3, 7, 8), (2, 9, 8), (4, 5, 8), (3, 7, 8)):
+            x = torch.randn(shape)
+            assert_right(compiled(x), model, x)
+        reports = compiled.reports if entry == "compile" else reports
+    assert {(r.kept, r.no_plan) for r in reports} == {("plan", "")}
+    assert len(reports) <= 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_one_layer(bias: bool, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,23 @@ class Settings:
         self.shift = 0.25
 
 
+class Hooked(nn.Module):
+    """A layer with hooks of its own, as those of graphs have them, and a chain of parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: dict[int, Callable[[torch.Tensor], torch.Tensor]] = OrderedDict()
+        self.chain = nn.Sequential(nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.chain(x)
+        for hook in self.hooks.values():
+            y = hook(y)
+        for part in self.children():
+            y = y + sum(p.sum() for p in part.parameters())
+        return y
+
+
 class Reading(nn.Module):
     """A forward pass that reads attributes of all kinds."""
 
@@ -40,11 +58,21 @@ class Reading(nn.Module):
         self.settings = Settings()
         self.act: Callable[[torch.Tensor], torch.Tensor] = F.silu
         self.steps = 0
+        self.hooked = Hooked()
+        self.factors: dict[Any, float] = {}
+        self.pairs = {(1, 2): 1.5, (3, 4): 2.5}
+        self.kinds, self.last = {"a"}, deque([1.0, 2.0])
+        self.nested = ({"shift": 0.5}, 1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """All of them but ``steps``."""
         y = self.leaky(self.layer(x)) * self.scale + self.offset
-        return self.act(y ** self.named["power"] + sum(self.several)) + self.settings.shift
+        y = self.hooked(y) * math.prod(self.factors.values()) + len(self.kinds) + sum(self.last)
+        for factor in self.pairs.values():
+            y = y * factor - 1
+        y = y * getattr(self, "late", 1.0) + getattr(self.settings, "late", 0.0) + self.nested[0]["shift"]
+        y = self.act(y ** self.named["power"] + sum(self.several)) + self.settings.shift
+        return y if not hasattr(self, "last_layer") else self.last_layer(y)
 
 
 CHANGES: dict[str, Callable[[Reading], Any]] = {
@@ -58,6 +86,21 @@ CHANGES: dict[str, Callable[[Reading], Any]] = {
     "an object": lambda m: setattr(m, "settings", type("Other", (), {"shift": 1.5})()),
     "a function": lambda m: setattr(m, "act", torch.tanh),
     "a number of a part": lambda m: setattr(m.leaky, "negative_slope", 0.7),
+    "a first entry": lambda m: m.factors.update(new=0.5),
+    "a new entry": lambda m: m.pairs.update({(5, 6): 0.5}),
+    "an entry of any key": lambda m: m.pairs.update({(1, 2): 0.5}),
+    "an entry less": lambda m: m.pairs.pop((3, 4)),
+    "the order of entries": lambda m: m.pairs.update({(1, 2): m.pairs.pop((1, 2))}),
+    "a member of a set": lambda m: m.kinds.add("b"),
+    "an element of a deque": lambda m: m.last.rotate() or m.last.append(5.0),
+    "an entry in a tuple": lambda m: m.nested[0].update(shift=2.0),
+    "an attribute that was not there": lambda m: setattr(m, "late", 3.0),
+    "a part that was not there": lambda m: setattr(m, "last_layer", nn.ReLU()),
+    "an attribute that an object had not": lambda m: setattr(m.settings, "late", 3.0),
+    "a hook of the model's own": lambda m: m.hooked.hooks.update({0: torch.tanh}),
+    "a part at the end of a chain": lambda m: m.hooked.chain.append(nn.Tanh()),
+    "a new part": lambda m: m.hooked.add_module("more", nn.Linear(8, 8)),
+    "a forward of one module": lambda m: setattr(m.leaky, "forward", torch.tanh),
 }
 
 
@@ -66,6 +109,7 @@ CHANGES: dict[str, Callable[[Reading], Any]] = {
 def test_changes_are_noticed(name: str, training: bool) -> None:
     model, x = Reading(), torch.randn(4, 8)
     compiled = hypatia.compile(model, x)
+    assert [r.kept for r in compiled.reports] == ["plan"]
     with torch.set_grad_enabled(training):
         for change in (lambda m: None, CHANGES[name]):
             change(model)
@@ -85,6 +129,21 @@ def test_what_is_equal_or_not_read_is_no_change() -> None:
         model.seen = x
         compiled(x)
     assert list(compiled._entries.values()) == [entry]
+
+
+def test_what_a_model_holds_is_what_it_held() -> None:
+    """torch.export leaves copies of dictionaries, to which those who hold the first ones have no way."""
+    model, x = Reading(), torch.randn(4, 8)
+    held = [
+        (part, name, value)
+        for part in model.modules()
+        for name, value in vars(part).items()
+        if name[0] != "_"
+    ]
+    compiled = hypatia.compile(model, x)
+    compiled(x).sum().backward()
+    assert compiled.reports
+    assert all(vars(part)[name] is value for part, name, value in held)
 
 
 def test_a_model_that_changes_at_every_call_is_left_alone() -> None:

@@ -141,7 +141,6 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_any_call_runs_by_the_plan(name: str) -> None:
-    """Finding 17."""
     args, kwargs = CALLS[name]
     model = Model().eval()
     compiled = hypatia.compile(model)
@@ -188,7 +187,6 @@ class Decoder(nn.Module):
 
 
 def test_a_cache_is_returned_and_taken_back() -> None:
-    """Finding 18."""
     model = Decoder().eval()
     compiled = hypatia.compile(model)
     with torch.no_grad():
@@ -251,8 +249,6 @@ def test_a_result_that_is_an_argument_is_that_tensor() -> None:
 
 
 def test_numbers_are_not_compiled_for_without_end() -> None:
-    """Finding 22."""
-
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -325,8 +321,6 @@ def test_a_model_without_its_hooks_is_compiled() -> None:
 
 
 def test_lengths_settle_after_two_compilations_in_training() -> None:
-    """Finding 22."""
-
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -142,6 +142,32 @@ def test_later_calls_go_straight_to_the_graph() -> None:
     assert not hasattr(made, "original"), "what only the check needed is kept"
 
 
+@pytest.mark.parametrize("entry", ["torch.compile", "compile"])
+def test_a_check_runs_a_net_once_as_it_is_and_once_in_float64(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Convolutions in float64 take many times as long as others."""
+    runs: list[tuple[bool, bool]] = []
+    plain = Stream.__iter__
+
+    def noted(stream: Any) -> Any:
+        runs.append((stream.wide, stream.nudge))
+        return plain(stream)
+
+    monkeypatch.setattr(Stream, "__iter__", noted)
+    layers = [[nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()] for _ in range(3)]
+    model = nn.Sequential(*(part for layer in layers for part in layer)).eval()
+    x = torch.randn(2, 8, 12, 12)
+    with torch.no_grad():
+        for batch_norm in (part for part in model if isinstance(part, nn.BatchNorm2d)):
+            batch_norm.running_mean.normal_()
+            batch_norm.running_var.uniform_(0.5, 2.0)
+        compiled = hypatia.compile(model) if entry == "compile" else torch.compile(model, backend="hypatia")
+        torch.testing.assert_close(compiled(x), model(x))
+        compiled(x)
+    assert sorted(runs) == [(False, False), (True, False)]
+
+
 def test_a_failing_kernel_is_left_out() -> None:
     model, x = mlp(), torch.randn(16, 32)
     with faults.failing_kernel():

@@ -39,6 +39,18 @@ fn every_rule_is_sound_under_other_seeds() {
     assert!(found.is_empty(), "{}", texts(&found));
 }
 
+/// Where the sizes that a seed draws are all equal, others are tried.
+#[test]
+fn a_rule_of_many_inputs_meets_others_than_squares_under_any_seed() {
+    let at = rules().iter().position(|r| r.name == "cat-inputs-biases").unwrap();
+    let found: Vec<Finding> = [0, 1, 101, 102]
+        .into_iter()
+        .flat_map(|seed| reports(&rules()[at..=at], seed))
+        .flat_map(|r| r.findings)
+        .collect();
+    assert!(found.is_empty(), "{}", texts(&found));
+}
+
 #[test]
 fn rules_have_names_of_their_own() {
     let mut names: Vec<&str> = rules().iter().map(|r| r.name).collect();

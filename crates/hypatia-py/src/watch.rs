@@ -6,27 +6,37 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::caught;
 
-/// Entries of dictionaries, lists, and dictionaries that are empty.
+type Object = Py<PyAny>;
+
+/// Entries of dictionaries, keys that they have not, whole dictionaries, and what else has items.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct Watch {
-    entries: Vec<(Py<PyDict>, Py<PyAny>, Py<PyAny>)>,
-    empty: Vec<Py<PyDict>>,
-    lists: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
+    entries: Vec<(Py<PyDict>, Object, Object)>,
+    absent: Vec<(Py<PyDict>, Object)>,
+    whole: Vec<(Py<PyDict>, Vec<(Object, Object)>)>,
+    items: Vec<(Object, Vec<Object>)>,
 }
 
 #[pymethods]
 impl Watch {
-    /// Watches dictionaries' entries (dictionary, key, value), that others stay empty, and what lists have.
+    /// Watches dictionaries' entries (dictionary, key, value), that others have no such keys, all entries of others in
+    /// their order, and the items of lists, sets and the like. Single keys are texts.
     #[new]
     fn new(
-        entries: Vec<(Py<PyDict>, Py<PyAny>, Py<PyAny>)>,
-        empty: Vec<Py<PyDict>>,
-        lists: Vec<(Py<PyList>, Vec<Py<PyAny>>)>,
+        entries: Vec<(Py<PyDict>, Object, Object)>,
+        absent: Vec<(Py<PyDict>, Object)>,
+        whole: Vec<(Py<PyDict>, Vec<(Object, Object)>)>,
+        items: Vec<(Object, Vec<Object>)>,
     ) -> Watch {
-        Watch { entries, empty, lists }
+        Watch {
+            entries,
+            absent,
+            whole,
+            items,
+        }
     }
 
-    /// Whether every entry is the object that it was, or an equal number or text, and what was empty still is.
+    /// Whether everything is the object that it was, or an equal number or text, and nothing is gone or new.
     fn holds(&self, py: Python<'_>) -> PyResult<bool> {
         caught(|| Ok(self.compare(py)))
     }
@@ -34,33 +44,60 @@ impl Watch {
 
 impl Watch {
     fn compare(&self, py: Python<'_>) -> bool {
-        let entry = |(dict, key, value): &(Py<PyDict>, Py<PyAny>, Py<PyAny>)| {
-            // SAFETY: the objects are alive, the GIL is held, and nothing here runs Python code: keys are strings and
-            // whole numbers.
-            unsafe {
-                is_same(
-                    ffi::PyDict_GetItemWithError(dict.as_ptr(), key.as_ptr()),
-                    value.as_ptr(),
-                )
-            }
-        };
-        let list = |(list, items): &(Py<PyList>, Vec<Py<PyAny>>)| {
-            let list = list.bind(py);
-            // SAFETY: as above; items of a list are alive as long as it is not changed.
-            let same = |(i, item): (usize, &Py<PyAny>)| unsafe {
-                is_same(ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t), item.as_ptr())
-            };
-            list.len() == items.len() && items.iter().enumerate().all(same)
-        };
+        // SAFETY: the objects are alive, the GIL is held, and nothing here runs Python code: keys are texts.
+        let found =
+            |dict: &Py<PyDict>, key: &Object| unsafe { ffi::PyDict_GetItemWithError(dict.as_ptr(), key.as_ptr()) };
+        // SAFETY: the entry is alive as long as the dictionary is not changed, which takes Python code.
+        let entry =
+            |(dict, key, value): &(Py<PyDict>, Object, Object)| unsafe { is_same(found(dict, key), value.as_ptr()) };
         let holds = self.entries.iter().all(entry)
-            && self.empty.iter().all(|d| d.bind(py).is_empty())
-            && self.lists.iter().all(list);
+            && self.absent.iter().all(|(dict, key)| found(dict, key).is_null())
+            && self.whole.iter().all(|(dict, known)| has_entries(dict.bind(py), known))
+            && self
+                .items
+                .iter()
+                .all(|(object, known)| has_items(object.bind(py), known));
         if !holds {
             // A lookup that failed leaves an error behind.
             drop(PyErr::take(py));
         }
         holds
     }
+}
+
+/// Whether a dictionary has these entries in this order, and no others.
+fn has_entries(dict: &Bound<'_, PyDict>, known: &[(Object, Object)]) -> bool {
+    let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the dictionary is not changed meanwhile, since no Python code runs; its keys and values are alive.
+    let mut same = |(k, v): &(Object, Object)| unsafe {
+        ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) != 0
+            && is_same(key, k.as_ptr())
+            && is_same(value, v.as_ptr())
+    };
+    dict.len() == known.len() && known.iter().all(&mut same)
+}
+
+/// Whether a list or anything else that can be iterated has these items. What cannot any more has not.
+fn has_items(object: &Bound<'_, PyAny>, known: &[Object]) -> bool {
+    let Ok(list) = object.cast::<PyList>() else {
+        let Ok(items) = object.try_iter() else { return false };
+        let mut known = known.iter();
+        for item in items {
+            let (Ok(item), Some(k)) = (item, known.next()) else {
+                return false;
+            };
+            // SAFETY: both are alive: one is owned here, one by the caller.
+            if !unsafe { is_same(item.as_ptr(), k.as_ptr()) } {
+                return false;
+            }
+        }
+        return known.next().is_none();
+    };
+    // SAFETY: items of a list are alive as long as it is not changed, which takes Python code.
+    let same = |(i, item): (usize, &Object)| unsafe {
+        is_same(ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t), item.as_ptr())
+    };
+    list.len() == known.len() && known.iter().enumerate().all(same)
 }
 
 /// Whether two objects are one, or equal numbers or texts of Python's own types, whose comparison runs no other code.

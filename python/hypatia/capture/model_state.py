@@ -8,8 +8,8 @@ and what the traced run has changed is put back.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +35,10 @@ class ChangesItselfError(UnsupportedError):
 
 
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-_Entries = list[tuple[dict[Any, object], str | int, object]]
+_Entries = list[tuple[dict[Any, object], str, object]]
+_Absent = list[tuple[dict[Any, object], str]]
+_Whole = list[tuple[dict[Any, object], list[tuple[object, object]]]]
+_Items = list[tuple[Collection[object], list[object]]]
 
 
 _STANDARD = frozenset(vars(nn.Module()))
@@ -46,45 +49,53 @@ def _owners(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return module._parameters, module._buffers, module._modules
 
 
+def _may_come(module: nn.Module, name: str) -> bool:
+    """Whether an attribute may be set that a module has not: neither one of every module nor a part."""
+    return not hasattr(nn.Module, name) and not any(name in owner for owner in _owners(module))
+
+
 class Parts:
     """The modules, parameters and buffers of a model, their modes and hooks: none may change."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        entries: _Entries = [
-            (owner, name, value)
-            for module in modules
-            for owner in _owners(module)
-            for name, value in owner.items()
-        ]
-        self._tensors = [v for _, _, v in entries if isinstance(v, torch.Tensor)]
-        self._dtypes = [t.dtype for t in self._tensors]
-        entries += [(m.__dict__, "training", m.training) for m in modules]
-        entries += [
-            (m.__dict__, "forward", m.__dict__["forward"]) for m in modules if "forward" in m.__dict__
-        ]
+        owners = [owner for module in modules for owner in _owners(module)]
+        tensors = [v for owner in owners for v in owner.values() if isinstance(v, torch.Tensor)]
+        self._tensors = tensors
+        self._dtypes = [t.dtype for t in tensors]
+        own = [m.__dict__ for m in modules]
+        self._entries: _Entries = [(d, n, d[n]) for d in own for n in ("training", "forward") if n in d]
+        self._absent: _Absent = [(d, "forward") for d in own if "forward" not in d]
         empty = [getattr(m, name) for m in modules for name in _HOOKS]
         empty += [getattr(hooks, name) for name in _GLOBAL_HOOKS]
         self.hooked = any(empty)
         self._hooks = empty
-        self._entries = entries
-        self._empty = [] if self.hooked else empty
-        self.watch = _native.Watch(entries, self._empty, [])
+        self._whole: _Whole = [(d, list(d.items())) for d in owners]
+        self._whole += [] if self.hooked else [(d, []) for d in empty]
+        self.watch = _native.Watch(self._entries, self._absent, self._whole, [])
 
     def count_on(self, reads: Reads) -> None:
-        """Attributes that were read must not change either, nor what hangs on them: they are in the graph."""
+        """Attributes that were read must not change either, nor what hangs on them: they are in the graph.
+
+        Those that were asked for in vain must not come.
+        """
         entries: _Entries = []
+        absent: _Absent = []
         for module, names in reads.values():
             own = vars(module)
-            entries += [(own, n, own[n]) for n in names if n in own and n not in _STANDARD]
-        stack = [(str(n), v, True) for _, n, v in entries if not isinstance(v, (nn.Module, *_PLAIN))]
-        lists: list[tuple[list[object], list[object]]] = []
+            names = names - _STANDARD
+            entries += [(own, n, own[n]) for n in names if n in own]
+            absent += [(own, n) for n in names if n not in own and _may_come(module, n)]
+        stack = [(n, v, True) for _, n, v in entries if not isinstance(v, (nn.Module, *_PLAIN))]
+        whole: _Whole = []
+        items: _Items = []
         for _, container, copy in _walk(stack):
             if isinstance(container, dict):
-                entries += [(container, k, v) for k, v in container.items() if type(k) in (str, int)]
-            elif isinstance(container, list):
-                lists.append((container, list(copy)))
-        self.watch = _native.Watch(self._entries + entries, self._empty, lists)
+                whole.append((container, list(container.items())))
+            if type(container) is not dict:
+                # The order in which an OrderedDict is gone through is its own.
+                items.append((container, list(copy)))
+        self.watch = _native.Watch(self._entries + entries, self._absent + absent, self._whole + whole, items)
 
     def hold(self) -> bool:
         """Whether all parts are what they were, and of the same dtypes."""
@@ -112,6 +123,8 @@ def unchanged(model: nn.Module) -> Iterator[Reads]:
             if key is not None:
                 changed.append(".".join(part for part in (name, key) if part))
                 _restore(container, copy)
+            else:
+                _put_back(container, copy)
         for name, tensor, version, values in tensors:
             if tensor._version != version:
                 changed.append(name)
@@ -157,6 +170,10 @@ def _walk(stack: list[tuple[str, object, bool]]) -> Iterator[tuple[str, _Contain
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         name, value, inside = stack.pop()
+        if isinstance(value, tuple) and id(value) not in seen:
+            seen.add(id(value))
+            stack += [(f"{name}.{i}", item, False) for i, item in enumerate(value)]
+            continue
         container = _container(value, inside)
         if container is None or id(container) in seen:
             continue
@@ -205,17 +222,25 @@ def _restore(container: _Container, copy: _Container) -> None:
         container.extend(copy)
 
 
+def _put_back(container: _Container, copy: _Container) -> None:
+    """The same objects where equal ones are: torch.export leaves copies of containers."""
+    if isinstance(container, (dict, list)):
+        for key, value in copy.items() if isinstance(copy, dict) else enumerate(copy):
+            if container[key] is not value:
+                container[key] = value
+
+
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two values are one, or equal numbers and texts; torch.export leaves copies of containers."""
+    """Whether two values are one, or equal numbers and texts, or containers of such."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, (tuple, list)):
+    if isinstance(a, (tuple, list, deque)):
         return len(a) == len(b) and all(map(_is_same, a, b))
-    if type(a) is dict:
-        return a.keys() == b.keys() and all(_is_same(value, b[key]) for key, value in a.items())
-    return isinstance(a, _PLAIN) and a == b
+    if type(a) in (dict, OrderedDict):
+        return list(a) == list(b) and all(map(_is_same, a.values(), b.values()))
+    return isinstance(a, (*_PLAIN, set, frozenset)) and bool(a == b)
 
 
 @contextlib.contextmanager

@@ -175,3 +175,24 @@ fn proof(o: &Optimized) -> Result<(String, bool), String> {
     }
     Ok((out, replay.holds()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_that_does_not_hold_has_exit_code_1() {
+        let program = text::parse("(relu (linear w:[4,3] b:[4] x:[2,3]))", Weights::Frozen).unwrap();
+        let mut optimized = optimize(&program, &Options::default()).unwrap();
+        let (said, holds) = proof(&optimized).unwrap();
+        assert!(said.contains("the proof holds"), "{said}");
+        assert_eq!(printed("", holds), ExitCode::SUCCESS);
+        // The step now ends in its own operand.
+        let wrong = optimized.proof.as_mut().unwrap();
+        wrong.steps[0].after = wrong.terms.node(wrong.steps[0].before).children[0];
+        wrong.steps.truncate(1);
+        let (said, holds) = proof(&optimized).unwrap();
+        assert!(said.contains("THE PROOF DOES NOT HOLD"), "{said}");
+        assert_eq!(printed("", holds), ExitCode::from(BROKEN));
+    }
+}

@@ -216,6 +216,7 @@ mod tests {
     #[test]
     fn tensors_that_cannot_exist_are_errors() {
         for text in [
+            "x:[9223372036854775807]",
             "(relu x:[9223372036854775807])",
             "(relu x:[4294967296,4294967296])",
             "(relu x:[-1])",
