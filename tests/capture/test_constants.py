@@ -71,6 +71,27 @@ def test_a_bias_by_distance_is_a_weight(entry: str, dtype: torch.dtype) -> None:
     assert all(constant_folding.PASS in r.passes for r in reports)
 
 
+def test_equal_values_of_several_layers_are_there_once() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(12, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(12)
+            bias = self.table(places.flip(0))
+            for _ in range(3):
+                x = torch.softmax(x + torch.where(places[None] <= places[:, None], bias, -1e30), -1)
+            return x
+
+    model, x = Layers().eval(), torch.randn(2, 12, 12)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+    (folded,) = [n for n in compiled.reports[0].after.nodes if n.target == "folded_weights"]
+    assert len(folded.users) == 1
+
+
 def test_changed_weights_are_looked_up_again() -> None:
     torch.manual_seed(0)
     model, x = Distances().eval(), torch.randn(2, 12, 32)

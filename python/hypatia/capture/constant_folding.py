@@ -6,14 +6,14 @@ and is computed once, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
 
 from .._torch import OpOverload, disable_current_modes
 from .constant_values import computed, constants_of, copied, drop_unread
-from .op_facts import name_of, says_types
+from .op_facts import changes, draws, name_of, says_types
 from .records import value_of
 
 PASS = "constants"
@@ -26,21 +26,47 @@ _VIEWS = ("reshape", "expand_as", "view_as")
 """Ops that may return a view, though their schemas do not say so."""
 
 
-def with_constants(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str]]:
-    """A copy of a graph whose constants are attributes, and the names of their nodes."""
+def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.GraphModule, list[str]]:
+    """A copy of a graph whose constants are attributes, and the names of their nodes. What is made of them
+    and of weights is there once."""
     if not _candidates(gm.graph):
         return gm, []
     gm = copied(gm)
     values = computed(_candidates(gm.graph))
-    left, names = _MOST_BYTES, []
+    left, held = _MOST_BYTES, dict[str, torch.Tensor]()
     for node, value in values.items():
         size = value.untyped_storage().nbytes()
         if size > left or value.stride() != value_of(node).stride() or _is_filled(value):
             continue
+        same = next((name for name, known in held.items() if _is_same(value, known)), None)
+        if same is not None:
+            node.replace_all_uses_with(next(n for n in gm.graph.nodes if n.name == same))
+            continue
         left -= size
-        names.append(_held(gm, node, value))
+        held[_held(gm, node, value)] = value
     drop_unread(gm.graph, values)
-    return gm, names
+    _share(gm.graph, {*weights, *held})
+    return gm, list(held)
+
+
+def _share(graph: fx.Graph, steady: set[str]) -> None:
+    """Makes one of equal calls that read only what stays the same: every layer of a model may make its mask
+    of the same parts, and what is folded is kept in memory."""
+    (output,) = graph.find_nodes(op="output")
+    returned = {base for n in output.all_input_nodes for base in _bases(n)}
+    first: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        reads = node.all_input_nodes
+        pure = isinstance(node.target, OpOverload) and not changes(node.target) and not draws(node.target)
+        if not pure or not reads or any(n.name not in steady for n in reads) or node in returned:
+            continue
+        # Names of nodes are unique.
+        same = first.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        if same is node:
+            steady.add(node.name)
+        else:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _held(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> str:
@@ -49,7 +75,8 @@ def _held(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> str:
     while hasattr(gm, target):
         target += "_"
     gm.register_buffer(target, value, persistent=False)
-    with node.graph.inserting_before(node):
+    # Before all that may read it: equal constants share it.
+    with node.graph.inserting_before(next(iter(node.graph.nodes))):
         held = node.graph.create_node("get_attr", target)
     held.meta = dict(node.meta)
     node.replace_all_uses_with(held)
@@ -83,6 +110,15 @@ def _bases(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_view(target: object) -> bool:
     return isinstance(target, OpOverload) and (target.is_view or name_of(target) in _VIEWS)
+
+
+def _is_same(value: torch.Tensor, known: torch.Tensor) -> bool:
+    if (value.dtype, value.device, value.shape) != (known.dtype, known.device, known.shape):
+        return False
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        # Zeros of both signs count as equal.
+        apart = value.dtype.is_floating_point and not torch.equal(value.signbit(), known.signbit())
+        return value.stride() == known.stride() and not apart and torch.equal(value, known)
 
 
 def _is_filled(value: torch.Tensor) -> bool:

@@ -204,7 +204,7 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     if constant_masks.PASS not in left_out:
         gm, masks = constant_masks.without_masks(gm)
     if inference and constant_folding.PASS not in left_out:
-        gm, constants = constant_folding.with_constants(gm)
+        gm, constants = constant_folding.with_constants(gm, request.weights)
     done = [
         (written, written_attention.PASS),
         (masks, constant_masks.PASS),
