@@ -15,8 +15,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 def trained(model: Any, x: Any) -> None:
     """Three steps of training by plans, compared with float64."""
-    import hypatia
     import test_training
+
+    import hypatia
 
     call = hypatia.compile(model)
     with test_training.preferring():
@@ -32,11 +33,11 @@ def main() -> int:
         print(f"no GPU checks: {reason}")
         return 0
     import test_plans
+    import test_training
     import torch
     from torch import nn
 
     import hypatia
-    import test_training
 
     for dtype in (torch.float32, torch.bfloat16):
         for width, rows in ((7, 1), (33, 300), (768, 260), (1026, 7)):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from test_training import preferring
 from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from test_training import preferring
 
 HALVES = (torch.bfloat16, torch.float16)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
