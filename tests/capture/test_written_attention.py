@@ -211,3 +211,13 @@ def test_gradients_are_the_same() -> None:
     compiled = torch.compile(model, backend="hypatia")
     found = torch.autograd.grad(compiled(x).square().sum(), [x, *model.parameters()])
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("numerics", "calls"), [("exact", False), ("wider", False), ("reassoc", True)])
+def test_it_stays_where_nothing_may_be_rounded_otherwise(numerics: str, calls: bool) -> None:
+    model, x = Written(TAKEN["infinite"]).eval(), torch.randn(2, 12, 32)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x, options={"numerics": numerics})
+        compiled(x)
+    passes = [name for report in compiled.reports for name in report.passes]
+    assert (written_attention.PASS in passes) == calls

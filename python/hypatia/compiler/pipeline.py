@@ -199,7 +199,9 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     seen: list[str] = []
     # In a training step, what one graph computes others may read.
     inference = request.kind == "inference" and not request.autograd
-    if inference and written_attention.PASS not in left_out:
+    # Torch's attention rounds elsewhere.
+    may_round = request.options.numerics in ("reassoc", "approx")
+    if inference and may_round and written_attention.PASS not in left_out:
         gm, seen, written = written_attention.as_calls(gm)
     if constant_masks.PASS not in left_out:
         gm, masks = constant_masks.without_masks(gm)
