@@ -217,7 +217,7 @@ def test_gradients_are_the_same() -> None:
 def test_it_stays_where_nothing_may_be_rounded_otherwise(numerics: str, calls: bool) -> None:
     model, x = Written(TAKEN["infinite"]).eval(), torch.randn(2, 12, 32)
     with torch.no_grad():
-        compiled = hypatia.compile(model, x, options={"numerics": numerics})
+        compiled = hypatia.compile(model, x, numerics=numerics)
         compiled(x)
     passes = [name for report in compiled.reports for name in report.passes]
     assert (written_attention.PASS in passes) == calls
