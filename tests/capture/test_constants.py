@@ -176,3 +176,25 @@ def test_wrong_constants_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.warns(hypatia.VerificationWarning, match="pass 'constants'"):
             compiled = hypatia.compile(model, x)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+class Shifted(nn.Module):
+    """Scores by distance, as XLNet lays them: what is picked lies side by side."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        b, i, j = x.shape
+        shifted = x.reshape(b, j, i)[:, 1:].reshape(b, i, j - 1)
+        picked = torch.index_select(shifted, 2, torch.arange(i))
+        return picked * 2, torch.index_select(x, -1, torch.arange(1, 3))
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+def test_places_that_follow_each_other_are_a_part(entry: str) -> None:
+    model, x = Shifted(), torch.randn(3, 4, 8)
+    with torch.no_grad():
+        found, reports = _run(entry, model, x)
+        for ours, eager in zip(found, model(x), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=0, atol=0)
+            assert ours.stride() == eager.stride()
+            assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    assert "index_select" not in _targets(reports)

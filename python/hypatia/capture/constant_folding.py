@@ -16,6 +16,8 @@ from .constant_values import computed, constants_of, copied, drop_unread
 from .op_facts import changes, draws, name_of, says_types
 from .records import value_of
 
+aten = torch.ops.aten
+
 PASS = "constants"
 """The name under which a compilation can do without."""
 
@@ -43,10 +45,44 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
             node.replace_all_uses_with(next(n for n in gm.graph.nodes if n.name == same))
             continue
         left -= size
-        held[_held(gm, node, value)] = value
+        name = _held(gm, node, value)
+        held[name] = value
+        first = _range_start(value)
+        if first is not None:
+            _slice(next(n for n in gm.graph.nodes if n.name == name), first, len(value))
     drop_unread(gm.graph, values)
     _share(gm.graph, {*weights, *held})
     return gm, list(held)
+
+
+def _range_start(value: torch.Tensor) -> int | None:
+    """The first of places that follow each other; none for any other value."""
+    if value.dim() != 1 or value.dtype not in (torch.int64, torch.int32) or not len(value):
+        return None
+    with disable_current_modes():
+        first = int(value[0])
+        same = torch.arange(first, first + len(value), dtype=value.dtype, device=value.device)
+        return first if first >= 0 and torch.equal(value, same) else None
+
+
+def _slice(places: fx.Node, first: int, count: int) -> None:
+    """Elements that are picked one after the other are a part, and its copy."""
+    for node in list(places.users):
+        source = node.args[0]
+        if node.target is not aten.index_select.default or not isinstance(source, fx.Node):
+            continue
+        size = value_of(source).shape[node.args[1]]
+        if type(size) is not int or first + count > size:
+            continue
+        with node.graph.inserting_before(node):
+            part = node.graph.call_function(aten.slice.Tensor, (source, node.args[1], first, first + count))
+            copy = node.graph.call_function(
+                aten.clone.default, (part,), {"memory_format": torch.contiguous_format}
+            )
+        part.meta["val"] = value_of(source).narrow(node.args[1], first, count)
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy)
+        node.graph.erase_node(node)
 
 
 def _share(graph: fx.Graph, steady: set[str]) -> None:

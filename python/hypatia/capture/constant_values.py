@@ -7,6 +7,7 @@ ops compute them here, on their device. What has open sizes or is made of weight
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from .records import value_of
 
 _MOST_BYTES = 64 * 2**20
 """Values that take more than this are not computed."""
+
+_NAMED_BY_TORCH = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 
 
 def is_closed(value: object) -> bool:
@@ -40,13 +43,22 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return seen
 
 
+def is_number(node: fx.Node) -> bool:
+    """Whether a node is a number that the model's code makes a tensor of: torch gave it its name."""
+    if node.op != "get_attr" or not _NAMED_BY_TORCH.search(str(node.target)):
+        return False
+    held = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return type(held) is torch.Tensor and held.numel() == 1 and not held.requires_grad
+
+
 def constants_of(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that depend on no input and no weight, and that nothing changes."""
     changed, functional = _changed(graph), _is_functional(graph)
     found: set[fx.Node] = set()
     for node in graph.nodes:
         made_of_them = all(n in found for n in node.all_input_nodes)
-        if made_of_them and node not in changed and _is_steady(node, functional):
+        steady = is_number(node) or _is_steady(node, functional)
+        if made_of_them and node not in changed and steady:
             found.add(node)
     return found
 
@@ -98,6 +110,8 @@ def drop_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
 
 
 def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from torch import fx
 
 from .._torch import detect_fake_mode, disable_current_modes
 from .constant_masks import attention_form
-from .constant_values import computed, constants_of, copied, drop_unread
+from .constant_values import computed, constants_of, copied, drop_unread, is_number
 from .op_facts import says_types
 from .records import value_of
 
@@ -32,7 +31,6 @@ PASS = "written attention"
 """The name under which a compilation can do without."""
 
 _HIDDEN = -1e30
-_NAMED_BY_TORCH = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 _SAME = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
@@ -168,13 +166,9 @@ def _replaced(node: fx.Node) -> float | None:
         number = number.args[0]
     if isinstance(number, fx.Node) and number.target is aten.scalar_tensor.default:
         number = number.args[0]
-    # A number that the model's code makes a tensor of has a name that torch gave it.
-    elif (
-        isinstance(number, fx.Node) and number.op == "get_attr" and _NAMED_BY_TORCH.search(str(number.target))
-    ):
-        held = operator.attrgetter(str(number.target))(node.graph.owning_module)
+    elif isinstance(number, fx.Node) and is_number(number):
         with disable_current_modes():
-            number = float(held) if type(held) is torch.Tensor and held.numel() == 1 else None
+            number = float(operator.attrgetter(str(number.target))(node.graph.owning_module))
     if type(number) not in (int, float):
         return None
     with disable_current_modes():
