@@ -56,7 +56,7 @@ MUTATIONS = [
         "python/hypatia/frontend/call_key.py",
         "layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout",
         "layout = leaf.layout",
-        "fuzz 1000",
+        "tests/frontend/test_call_keys.py::test_models_that_ask_for_strides_are_compiled_for_them",
     ),
     Mutation(
         "constants lose digits on their way back into a graph",

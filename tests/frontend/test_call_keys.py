@@ -230,3 +230,24 @@ def test_results_at_a_second_size_have_their_own_shape(verify: str) -> None:
         for rows in (3, 4, 5, 6, 3):
             x = torch.randn(rows, 8)
             torch.testing.assert_close(compiled(x), model(x))
+
+
+ASKING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a view or a copy": lambda x: (x.reshape(-1), x * 2),
+    "contiguous or not": lambda x: x * 2 if x.is_contiguous() else x * 3,
+    "a stride as a number": lambda x: x * x.stride(0),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_models_that_ask_for_strides_are_compiled_for_them(name: str) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return ASKING[name](x)
+
+    model, plain = Model(), torch.randn(6, 4)
+    compiled = hypatia.compile(model)
+    turned = torch.randn(4, 6).t()
+    with torch.no_grad():
+        for x in (plain, turned, plain, turned):
+            torch.testing.assert_close(compiled(x), model(x))

@@ -7,13 +7,14 @@ use pyo3::types::{PyDict, PyList};
 use crate::caught;
 
 type Object = Py<PyAny>;
+type Entry = (Object, Object);
 
 /// Entries of dictionaries, keys that they have not, whole dictionaries, and what else has items.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct Watch {
     entries: Vec<(Py<PyDict>, Object, Object)>,
     absent: Vec<(Py<PyDict>, Object)>,
-    whole: Vec<(Py<PyDict>, Vec<(Object, Object)>)>,
+    whole: Vec<(Py<PyDict>, Vec<Entry>)>,
     items: Vec<(Object, Vec<Object>)>,
 }
 
@@ -25,7 +26,7 @@ impl Watch {
     fn new(
         entries: Vec<(Py<PyDict>, Object, Object)>,
         absent: Vec<(Py<PyDict>, Object)>,
-        whole: Vec<(Py<PyDict>, Vec<(Object, Object)>)>,
+        whole: Vec<(Py<PyDict>, Vec<Entry>)>,
         items: Vec<(Object, Vec<Object>)>,
     ) -> Watch {
         Watch {
@@ -66,10 +67,10 @@ impl Watch {
 }
 
 /// Whether a dictionary has these entries in this order, and no others.
-fn has_entries(dict: &Bound<'_, PyDict>, known: &[(Object, Object)]) -> bool {
+fn has_entries(dict: &Bound<'_, PyDict>, known: &[Entry]) -> bool {
     let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the dictionary is not changed meanwhile, since no Python code runs; its keys and values are alive.
-    let mut same = |(k, v): &(Object, Object)| unsafe {
+    let mut same = |(k, v): &Entry| unsafe {
         ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) != 0
             && is_same(key, k.as_ptr())
             && is_same(value, v.as_ptr())
