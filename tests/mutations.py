@@ -246,7 +246,7 @@ MUTATIONS = [
         "plans are bound without leaving Python",
         "process",
         "crates/hypatia-py/src/plan.rs",
-        "let runnable = guarded(py, || {",
+        "let runnable = logged(py, || {",
         "let runnable = caught(|| {",
         "extension tests/test_safety.py::test_other_threads_run_while_a_plan_is_bound",
     ),

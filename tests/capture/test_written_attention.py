@@ -221,3 +221,16 @@ def test_it_stays_where_nothing_may_be_rounded_otherwise(numerics: str, calls: b
         compiled(x)
     passes = [name for report in compiled.reports for name in report.passes]
     assert (written_attention.PASS in passes) == calls
+
+
+@pytest.mark.parametrize("masked", ["nothing", "infinite"])
+def test_sizes_that_are_open(masked: str) -> None:
+    model, x = Written(TAKEN[masked]).eval(), torch.randn(4, 12, 32)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with torch.no_grad():
+        made = hypatia.optimize(model, x, dynamic_shapes={"x": {0: batch}})
+        for n in (2, 4, 7):
+            other = torch.randn(n, 12, 32)
+            torch.testing.assert_close(made(other), model(other))
+    calls = {str(n.target) for n in made.graph.nodes}
+    assert ("aten.scaled_dot_product_attention.default" in calls) == (masked == "nothing")

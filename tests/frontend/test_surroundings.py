@@ -163,7 +163,7 @@ def test_a_flop_counter_around_a_backward_call() -> None:
 def test_a_dispatch_mode_sees_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode that is active during the first call sees one run, as with a backend that does nothing."""
     x = torch.randn(3, 8)
-    monkeypatch.setattr(plans, "planner_of", lambda *_: "torch's ops are to be seen")
+    monkeypatch.setattr(plans, "planner_of", lambda *_, **__: "torch's ops are to be seen")
 
     def products(backend: str) -> int:
         fresh_dynamo()

@@ -237,6 +237,10 @@ def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tenso
     """Which keys each query sees, if it sees some in every row; without dimensions: all."""
     query, rows = value_of(written.query), value_of(written.value).shape[-2]
     whole = (*query.shape[:-1], rows)
+    limited = written.scores.masks or written.scores.condition
+    if limited and any(type(n) is not int for n in whole):
+        # Masks are known at one size only.
+        return None
     with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         seen = torch.ones((), dtype=torch.bool, device=query.device)
         for mask, lets in written.scores.masks:
@@ -246,6 +250,8 @@ def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tenso
             for d, stride in enumerate(part.stride()):
                 part = part.narrow(d, 0, 1) if stride == 0 else part
             seen = seen & part
+        if not limited:
+            return seen
         if seen.dim() > 4 or torch.broadcast_shapes(seen.shape, whole) != whole:
             return None
         condition = written.scores.condition
