@@ -198,3 +198,32 @@ def test_places_that_follow_each_other_are_a_part(entry: str) -> None:
             assert ours.stride() == eager.stride()
             assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
     assert "index_select" not in _targets(reports)
+
+
+class Numbers(nn.Module):
+    """A number that is written in the code, and others that only look so in a graph of torch.export's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.tensor(0.5)
+        self.parts = [torch.tensor(2.0)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        written = torch.where(x > 0, torch.tensor(1.0), torch.tensor(-1.0))
+        return written * x + (self.shift.clone() + 1) * (self.parts[0] * 3)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend", "optimize"])
+def test_tensors_that_may_change_are_no_constants(entry: str) -> None:
+    model, x = Numbers().eval(), torch.randn(2, 3)
+    with torch.no_grad():
+        if entry == "optimize":
+            call = hypatia.optimize(model, x)
+        else:
+            call = (
+                hypatia.compile(model, x) if entry == "compile" else torch.compile(model, backend="hypatia")
+            )
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x))
+            model.shift.add_(1)
+            model.parts[0].mul_(2)

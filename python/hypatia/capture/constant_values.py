@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +22,11 @@ from .records import value_of
 _MOST_BYTES = 64 * 2**20
 """Values that take more than this are not computed."""
 
-_NAMED_BY_TORCH = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
+_OF_AOTAUTOGRAD = re.compile(r"_tensor_constant\d+")
+"""Names of tensors that a graph of AOTAutograd's made itself: all others are its inputs."""
+
+_written: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+"""Tensors of graphs of torch.export's that are numbers in the model's code, by their addresses."""
 
 
 def is_closed(value: object) -> bool:
@@ -43,12 +48,26 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return seen
 
 
+def remember_numbers(program: torch.export.ExportedProgram) -> None:
+    """Remembers which tensors of a program are written in the model's code, such as ``torch.tensor(0.0)``.
+
+    torch.export lifts these. Other constants that it has are plain attributes and globals, which may change.
+    """
+    names = program.graph_signature.inputs_to_lifted_tensor_constants
+    lifts = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+    for node in program.graph.find_nodes(op="placeholder"):
+        held = program.constants.get(names.get(node.name, ""))
+        if type(held) is torch.Tensor and node.users and all(u.target in lifts for u in node.users):
+            _written[id(held)] = held
+
+
 def is_number(node: fx.Node) -> bool:
-    """Whether a node is a number that the model's code makes a tensor of: torch gave it its name."""
-    if node.op != "get_attr" or not _NAMED_BY_TORCH.search(str(node.target)):
+    """Whether a node is a number that is written in the model's code, as a tensor."""
+    if node.op != "get_attr":
         return False
     held = operator.attrgetter(str(node.target))(node.graph.owning_module)
-    return type(held) is torch.Tensor and held.numel() == 1 and not held.requires_grad
+    written = _written.get(id(held)) is held or _OF_AOTAUTOGRAD.fullmatch(str(node.target)) is not None
+    return written and type(held) is torch.Tensor and held.numel() == 1 and not held.requires_grad
 
 
 def constants_of(graph: fx.Graph) -> set[fx.Node]:

@@ -21,6 +21,7 @@ from .. import _torch
 from .._torch import PyTreeCodeGen, disable_current_modes, pytree
 from ..errors import UnsupportedError
 from ..timeline import CAPTURE, stage
+from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
 from .op_facts import changes, is_composite, stays_whole
 from .recorder import copied, recorded
@@ -139,6 +140,7 @@ def _exported(
         program = torch.export.export(
             model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
         )
+    remember_numbers(program)
     return program, reads
 
 

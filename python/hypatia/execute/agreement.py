@@ -58,7 +58,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> fl
         ours, theirs = torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj())
     if not ours.is_floating_point():
         return 0.0 if torch.equal(ours, theirs) else math.inf
-    if not ours.numel():
+    if not ours.numel() or torch.equal(ours, theirs):
         return 0.0
     a, b = ours.double(), theirs.double()
     odd = ~torch.isfinite(b)

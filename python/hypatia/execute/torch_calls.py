@@ -6,6 +6,7 @@ otherwise it is a Python function. Everything is decided by schemas; no op is kn
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,6 +100,7 @@ def _dispatched(
     }
 
 
+@functools.lru_cache(1024)
 def _writing(target: OpOverload) -> OpOverload | None:
     """The overload that writes its results into given tensors, if there is one that is alike otherwise.
 
