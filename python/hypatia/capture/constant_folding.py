@@ -45,11 +45,11 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
             node.replace_all_uses_with(next(n for n in gm.graph.nodes if n.name == same))
             continue
         left -= size
-        name = _held(gm, node, value)
-        held[name] = value
-        first = _range_start(value)
+        held[_held(gm, node, value)] = value
+    for node in [n for n in gm.graph.nodes if n.name in held]:
+        first = _range_start(held[node.name])
         if first is not None:
-            _slice(next(n for n in gm.graph.nodes if n.name == name), first, len(value))
+            _slice(node, first, len(held[node.name]))
     drop_unread(gm.graph, values)
     _share(gm.graph, {*weights, *held})
     return gm, list(held)
