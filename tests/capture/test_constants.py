@@ -185,7 +185,7 @@ class Shifted(nn.Module):
         b, i, j = x.shape
         shifted = x.reshape(b, j, i)[:, 1:].reshape(b, i, j - 1)
         picked = torch.index_select(shifted, 2, torch.arange(i))
-        picked = picked + torch.index_select(shifted.cos(), 2, torch.arange(i))
+        picked = picked + torch.index_select(shifted.abs(), 2, torch.arange(i))
         return picked * 2, torch.index_select(x, -1, torch.arange(1, 3))
 
 
