@@ -228,3 +228,23 @@ def test_tensors_that_may_change_are_no_constants(entry: str) -> None:
             torch.testing.assert_close(call(x), model(x))
             model.shift.add_(1)
             model.parts[0].mul_(2)
+
+
+class Scaled(nn.Module):
+    """Numbers that are computed as tensors, as in DeBERTa."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float) * 3)
+        return (x / scale + scale.half()) - scale.double() * x * scale.to(x.dtype)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_arithmetic_with_one_number_has_the_number(entry: str, dtype: torch.dtype) -> None:
+    model, x = Scaled(), torch.randn(4, 8).to(dtype)
+    with torch.no_grad():
+        found, reports = _run(entry, model, x)
+        exact = model(x.double())
+        assert_as_close_as_eager(found, model(x), exact)
+        assert found.dtype == dtype
+    assert not any(n.op == "get_attr" or "sqrt" in str(n.target) for r in reports for n in r.after.nodes)

@@ -111,6 +111,16 @@ def test_steps_that_torch_computes(between: Callable[[torch.Tensor], torch.Tenso
     assert (False in kinds) == (kind == "python"), made.call_args_list
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [-1e30, 0, 2.5])
+def test_filling_where_a_mask_says_so_is_a_kernel(dtype: torch.dtype, value: float) -> None:
+    model = Mixed(lambda x: x.masked_fill((x > 0.5).mT.contiguous().mT, value) + 1).to(dtype)
+    x = torch.randn(16, 16).to(dtype)
+    with no_fallback(), mock.patch.object(torch_calls, "call", wraps=torch_calls.call) as made:
+        assert_right(planned(model, x), model, x)
+    assert not any("masked_fill" in str(call.args[0]) for call in made.call_args_list)
+
+
 def test_several_results_are_written_by_structured_ops_alone() -> None:
     """`cudnn_batch_norm.out` corrupts the heap, called from Python as well."""
     image, row = torch_calls.Read(0), torch_calls.Read(1)

@@ -35,9 +35,15 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
         return gm, []
     gm = copied(gm)
     values = computed(_candidates(gm.graph))
+    with disable_current_modes():
+        for node, value in values.items():
+            if value.dim() == 0:
+                _write_out(node, value)
     left, held = _MOST_BYTES, dict[str, torch.Tensor]()
     for node, value in values.items():
         size = value.untyped_storage().nbytes()
+        if all(says_types(n.target) for n in node.users):
+            continue
         if size > left or value.stride() != value_of(node).stride() or _is_filled(value):
             continue
         same = next((name for name, known in held.items() if _is_same(value, known)), None)
@@ -53,6 +59,30 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
     drop_unread(gm.graph, values)
     _share(gm.graph, {*weights, *held})
     return gm, list(held)
+
+
+_SWAPPED = {aten.add.Tensor: True, aten.mul.Tensor: True, aten.sub.Tensor: False, aten.div.Tensor: False}
+"""Arithmetic that takes a number, and whether its operands may change places."""
+
+
+def _write_out(node: fx.Node, value: torch.Tensor) -> None:
+    """Arithmetic with a tensor of one number is arithmetic with that number.
+
+    Without dimensions it has no say in the dtype among floats. Torch rounds it to that dtype, unless it comes
+    from the CPU to a GPU.
+    """
+    if not value.is_floating_point() or not bool(torch.isfinite(value)):
+        return
+    for user in list(node.users):
+        if user.target not in _SWAPPED or user.kwargs or len(user.args) != 2:
+            continue
+        left, right = user.args
+        other = right if left is node and _SWAPPED[user.target] else left
+        known = value_of(other) if isinstance(other, fx.Node) and other is not node else None
+        if not isinstance(known, torch.Tensor) or not known.is_floating_point() or not known.dim():
+            continue
+        rounded = value.to(known.dtype) if value.device == known.device else value
+        user.args = (other, float(rounded))
 
 
 def _range_start(value: torch.Tensor) -> int | None:

@@ -205,14 +205,15 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
         gm, seen, written = written_attention.as_calls(gm)
     if constant_masks.PASS not in left_out:
         gm, masks = constant_masks.without_masks(gm)
+    before = gm
     if inference and constant_folding.PASS not in left_out:
         gm, constants = constant_folding.with_constants(gm, request.weights)
     done = [
-        (written, written_attention.PASS),
-        (masks, constant_masks.PASS),
-        (constants, constant_folding.PASS),
+        (bool(written), written_attention.PASS),
+        (bool(masks), constant_masks.PASS),
+        (gm is not before, constant_folding.PASS),
     ]
-    passes = [name for found, name in done if found]
+    passes = [name for was_done, name in done if was_done]
     return _Prepared(gm, written + masks, frozenset(seen + constants), passes)
 
 

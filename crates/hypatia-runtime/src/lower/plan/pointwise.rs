@@ -270,9 +270,9 @@ impl Lowering<'_> {
             _ => lane(name).ok_or_else(|| no_plan(format!("the op {name}")))?,
         };
         let tensors: Vec<Id> = children.iter().copied().filter(|c| !self.is_attr(*c)).collect();
-        let of = self
-            .shape(*tensors.last().ok_or_else(|| no_plan("an op on numbers alone"))?)?
-            .1;
+        // Conditions come first, masks last.
+        let tensor = if name == "masked_fill" { tensors.first() } else { tensors.last() };
+        let of = self.shape(*tensor.ok_or_else(|| no_plan("an op on numbers alone"))?)?.1;
         let within = self.computed_in(id, of)?;
         let mut args = vec![];
         for (i, child) in children.iter().enumerate() {
