@@ -121,6 +121,7 @@ class Aliases:
         """Results as they were captured and as they are now."""
         self.inputs = {storage_of(n) for n in build.old if n.op in ("placeholder", "get_attr")} - {None}
         self.seen: dict[int | None, int | None] = {}
+        self.returned: dict[fx.Node, fx.Node] = {}
 
     def results(self) -> list[fx.Node]:
         """The nodes to return."""
@@ -131,7 +132,13 @@ class Aliases:
                 found[first] = self._result(*self.pairs[first])
             if place not in found:
                 found[place] = self._beside(place, first, found[first])
-        return [found[place] for place in range(len(self.pairs))]
+        return [self._apart(found[place], self.pairs[place][0]) for place in range(len(self.pairs))]
+
+    def _apart(self, new: fx.Node, old: fx.Node) -> fx.Node:
+        """Results that were two tensors stay two, in the same memory: autograd may want a gradient of one."""
+        if self.returned.setdefault(new, old) is old:
+            return new
+        return self.build.helper(aten.alias.default, new)
 
     def _first(self, place: int) -> int:
         """Of the results in one memory, the one that has all of it, or the first."""
