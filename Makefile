@@ -140,6 +140,10 @@ fuzz: build ## random programs for SECONDS (180); what fails is made small and w
 fuzz-long: build ## COUNT (10000) of them, from SEED (0) on; goes on where an earlier run was stopped
 	@$(FUZZ) --count $(COUNT) --resume $(if $(SEED),,--seed 0)
 
+.PHONY: fuzz-nnsmith
+fuzz-nnsmith: $(HYPATIA_VENV)/.nnsmith build ## COUNT (200) models that NNSmith makes, from SEED (0) on; installs it
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m fuzz.nnsmith --count $(if $(filter command line,$(origin COUNT)),$(COUNT),200) --seed $(or $(SEED),0)
+
 .PHONY: test-mutations
 test-mutations: build ## faults put into the source one by one: tests or the fuzzer must find each (about three quarters of an hour)
 	@$(BIN)/python tests/mutations.py
@@ -230,6 +234,9 @@ $(HYPATIA_VENV)/.peers: requirements/bench.txt | $(HYPATIA_VENV)/.requirements
 	@echo "installing requirements/bench.txt into $(HYPATIA_VENV)"
 	@$(BIN)/python -m pip install --quiet -r requirements/bench.txt && touch $@ \
 		|| echo "the peers could not be installed and are left out"
+
+$(HYPATIA_VENV)/.nnsmith: requirements/nnsmith.txt | $(HYPATIA_VENV)/.requirements
+	@$(BIN)/python -m pip install --quiet -r requirements/nnsmith.txt && touch $@
 
 $(HYPATIA_VENV)/.native: $(HYPATIA_VENV)/.requirements $(RUST_SOURCES) pyproject.toml | toolchain
 	@echo "building the extension"
