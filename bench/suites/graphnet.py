@@ -184,7 +184,8 @@ def _with_numbers(source: str, metas: dict[str, dict[str, Any]]) -> str:
     Dynamo made tensors of them, which the graph asks for their ``item()``; the model had plain numbers.
     """
     for name, meta in metas.items():
-        if name.startswith("L_self_") and not meta["shape"] and meta.get("data") is not None:
+        known = meta.get("data") is not None or not meta.get("std", SPREAD)
+        if name.startswith("L_self_") and not meta["shape"] and known:
             number = repr(_tensor(meta, torch.Generator()).item())
             source = re.sub(rf"\b[lL]{name[1:]}\.item\(\)", number, source)
     return source
