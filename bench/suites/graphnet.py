@@ -187,7 +187,7 @@ def _with_numbers(source: str, metas: dict[str, dict[str, Any]]) -> str:
         known = meta.get("data") is not None or not meta.get("std", SPREAD)
         if name.startswith("L_self_") and not meta["shape"] and known:
             number = repr(_tensor(meta, torch.Generator()).item())
-            source = re.sub(rf"\b[lL]{name[1:]}\.item\(\)", number, source)
+            source = re.sub(rf"\b{name}\.item\(\)", number, source, flags=re.IGNORECASE)
     return source
 
 
