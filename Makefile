@@ -106,6 +106,10 @@ deny: ## licenses, versions, sources and known faults of the crates that are use
 test-opinfo: build ## all of PyTorch's op database; summary in bench/out/opinfo.{json,md}
 	@HYPATIA_OPINFO=all $(PYTEST) --dist worksteal tests/test_opinfo.py
 
+.PHONY: test-modules
+test-modules: build ## all of PyTorch's module database, in inference
+	@HYPATIA_MODULES=all $(PYTEST) --dist worksteal tests/test_modules.py
+
 .PHONY: test-zoo
 test-zoo: build ## the whole zoo of architectures, slow ones included
 	@$(PYTEST) -m "slow or not slow" tests/test_zoo.py

@@ -125,7 +125,7 @@ def other_values(tree: Any, kind: str) -> Any:
         if kind == "strides":
             # Every other element of memory, the last dimension first.
             memory = torch.zeros(*reversed(given.shape), 2, dtype=given.dtype)
-            made = memory.select(-1, 0).permute(*reversed(range(given.dim()))).copy_(given)
+            made = memory.select(-1, 0).permute(tuple(reversed(range(given.dim())))).copy_(given)
         elif not (given.is_floating_point() or given.is_complex()):
             made = given.flip(0) if given.dim() else given.clone()
         elif kind == "moved":

@@ -102,7 +102,7 @@ def make(folder: Path, setting: Setting) -> tuple[nn.Module, Any]:
     def draw(dice: torch.Generator) -> Arguments:
         return tuple(_input(metas[name], kinds[name], dice) for name in inputs), {}
 
-    return Sample(_graph(source, folder, setting.device), list(kinds), weights), draw
+    return Sample(_graph(_with_numbers(source, metas), folder, setting.device), list(kinds), weights), draw
 
 
 def read_metas(path: Path) -> list[dict[str, Any]]:
@@ -176,6 +176,19 @@ def _arguments(source: str) -> dict[str, str]:
             given = [a for a in node.args.args if a.arg != "self"]
             return {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in given}
     raise ValueError("model.py has no forward")
+
+
+def _with_numbers(source: str, metas: dict[str, dict[str, Any]]) -> str:
+    """The source with the numbers of modules written out, such as a batch norm's momentum.
+
+    Dynamo made tensors of them, which the graph asks for their ``item()``; the model had plain numbers.
+    """
+    for name, meta in metas.items():
+        known = meta.get("data") is not None or not meta.get("std", SPREAD)
+        if name.startswith("L_self_") and not meta["shape"] and known:
+            number = repr(_tensor(meta, torch.Generator()).item())
+            source = re.sub(rf"\b{name}\.item\(\)", number, source, flags=re.IGNORECASE)
+    return source
 
 
 def _graph(source: str, folder: Path, device: str) -> nn.Module:

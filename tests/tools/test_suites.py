@@ -263,6 +263,25 @@ def test_graphnet_samples_become_models(load: Any, sample: Path) -> None:
         graphnet.rows(rows.Setting(samples=str(sample / "kind" / "none")))
 
 
+def test_numbers_that_dynamo_made_tensors_of_are_numbers_again(load: Any, sample: Path) -> None:
+    rows, graphnet = load("rows"), load("graphnet")
+    folder = sample / "kind" / "tiny"
+    text = textwrap.dedent(MODEL).replace(
+        "s0: torch.SymInt,", "s0: torch.SymInt, L_self_modules_n_eps: torch.Tensor,"
+    )
+    text = text.replace("+ y[:, None]", "+ y[:, None] + (l_self_modules_n_eps.item())")
+    text = text.replace("    x = ", "    l_self_modules_n_eps = L_self_modules_n_eps\n        x = ")
+    (folder / "model.py").write_text(text)
+    meta = "name = 'L_self_modules_n_eps'\n    shape = []\n    dtype = 'torch.float64'\n    data = [0.25]"
+    (folder / "input_meta.py").write_text(f"{textwrap.dedent(INPUTS)}\nclass Meta:\n    {meta}\n")
+    case = graphnet.rows(rows.Setting(samples=str(sample)))[1].build(rows.Setting())
+    args, _ = case.arguments(1)
+    (result,) = case.model(*args)
+    assert torch.equal(result[:, 0], 0.75 + torch.arange(3))
+    exported = torch.export.export(case.model, args)
+    assert not any("item" in str(node.target) for node in exported.graph.nodes)
+
+
 def test_forms_that_do_not_exist_are_refused(load: Any) -> None:
     forms = load("forms")
     assert forms.forms_for("cuda", "", check_only=False) == list(forms.LABELS)

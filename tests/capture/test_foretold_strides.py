@@ -1,0 +1,101 @@
+"""Results of batch norms lie as eager's do, whatever strides torch foretells."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hypatia
+
+
+class _Turned(nn.Module):
+    """A batch norm of channels that come last, as in models of speech."""
+
+    def __init__(self, then: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        self.then = then
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.then(self.norm(self.linear(x).transpose(1, 2)))
+
+
+FOLLOWERS: dict[str, Callable[..., Any]] = {
+    "nothing": lambda y: y,
+    "relu": torch.relu,
+    "residual": lambda y: y + y.mean(1, keepdim=True),
+    "back": lambda y: y.transpose(1, 2),
+    "two": lambda y: (y.flatten(1), y * 2.0),
+    "split": lambda y: y.chunk(2, 1),
+}
+
+
+def _compiled(entry: str, model: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
+    if entry == "hypatia.compile":
+        return hypatia.compile(model, x)
+    return torch.compile(model, backend="hypatia")
+
+
+@pytest.mark.parametrize("entry", ["torch.compile", "hypatia.compile"])
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_a_batch_norm_of_a_turned_tensor(name: str, entry: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = _Turned(FOLLOWERS[name]).eval(), torch.randn(4, 5, 8)
+    with torch.no_grad():
+        expected = model(x)
+        found = _compiled(entry, model, x)(x)
+    several = isinstance(expected, tuple)
+    for mine, eager in zip(*((found, expected) if several else ((found,), (expected,))), strict=True):
+        torch.testing.assert_close(mine, eager)
+        assert mine.stride() == eager.stride()
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 2, 3)])
+def test_a_batch_norm_of_images_in_any_order(order: tuple[int, ...], gap: int) -> None:
+    torch._dynamo.reset()
+    shape = (2, 3, 4, 5)
+    memory = torch.randn(*[shape[d] for d in order], gap).select(-1, 0)
+    x = memory.permute([order.index(d) for d in range(4)])
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()).eval()
+    with torch.no_grad():
+        assert torch.compile(model, backend="hypatia")(x).stride() == model(x).stride()
+
+
+def test_such_a_model_keeps_its_plan() -> None:
+    model, x = _Turned(FOLLOWERS["nothing"]).eval(), torch.randn(4, 5, 8)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        compiled(x)
+    assert [report.no_plan for report in compiled.reports] == [""]
+
+
+def test_a_batch_norm_of_a_turned_tensor_with_open_sizes() -> None:
+    torch._dynamo.reset()
+    model = _Turned(FOLLOWERS["relu"]).eval()
+    compiled = torch.compile(model, backend="hypatia", dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 7):
+            x = torch.randn(rows, 5, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+            assert compiled(x).stride() == model(x).stride()
+
+
+def test_a_training_step_that_torchs_own_graph_cannot_run() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = _Turned(FOLLOWERS["relu"]), torch.randn(4, 5, 8)
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="hypatia")
+    found, expected = compiled(x), eager(x)
+    assert found.stride() == expected.stride()
+    found.sum().backward()
+    expected.sum().backward()
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
