@@ -271,7 +271,11 @@ impl Lowering<'_> {
         };
         let tensors: Vec<Id> = children.iter().copied().filter(|c| !self.is_attr(*c)).collect();
         // Conditions come first, masks last.
-        let tensor = if name == "masked_fill" { tensors.first() } else { tensors.last() };
+        let tensor = if name == "masked_fill" {
+            tensors.first()
+        } else {
+            tensors.last()
+        };
         let of = self.shape(*tensor.ok_or_else(|| no_plan("an op on numbers alone"))?)?.1;
         let within = self.computed_in(id, of)?;
         let mut args = vec![];
