@@ -183,12 +183,17 @@ def _with_numbers(source: str, metas: dict[str, dict[str, Any]]) -> str:
 
     Dynamo made tensors of them, which the graph asks for their ``item()``; the model had plain numbers.
     """
+    numbers: dict[str, str] = {}
     for name, meta in metas.items():
         known = meta.get("data") is not None or not meta.get("std", SPREAD)
         if name.startswith("L_self_") and not meta["shape"] and known:
-            number = repr(_tensor(meta, torch.Generator()).item())
-            source = re.sub(rf"\b{name}\.item\(\)", number, source, flags=re.IGNORECASE)
-    return source
+            numbers[_spelled(name)] = repr(_tensor(meta, torch.Generator()).item())
+    return re.sub(r"\b(\w+)\.item\(\)", lambda found: numbers.get(_spelled(found[1]), found[0]), source)
+
+
+def _spelled(name: str) -> str:
+    """A name whichever way it is written: inside a graph, arguments are in snake case."""
+    return name.replace("_", "").lower()
 
 
 def _graph(source: str, folder: Path, device: str) -> nn.Module:

@@ -267,12 +267,16 @@ def test_numbers_that_dynamo_made_tensors_of_are_numbers_again(load: Any, sample
     rows, graphnet = load("rows"), load("graphnet")
     folder = sample / "kind" / "tiny"
     text = textwrap.dedent(MODEL).replace(
-        "s0: torch.SymInt,", "s0: torch.SymInt, L_self_modules_n_eps: torch.Tensor,"
+        "s0: torch.SymInt,", "s0: torch.SymInt, L_self_modules_MyNorm_eps: torch.Tensor,"
     )
-    text = text.replace("+ y[:, None]", "+ y[:, None] + (l_self_modules_n_eps.item())")
-    text = text.replace("    x = ", "    l_self_modules_n_eps = L_self_modules_n_eps\n        x = ")
+    text = text.replace("+ y[:, None]", "+ y[:, None] + (l_self_modules_my_norm_eps.item())")
+    text = text.replace(
+        "    x = ", "    l_self_modules_my_norm_eps = L_self_modules_MyNorm_eps\n        x = "
+    )
     (folder / "model.py").write_text(text)
-    meta = "name = 'L_self_modules_n_eps'\n    shape = []\n    dtype = 'torch.float64'\n    data = [0.25]"
+    meta = (
+        "name = 'L_self_modules_MyNorm_eps'\n    shape = []\n    dtype = 'torch.float64'\n    data = [0.25]"
+    )
     (folder / "input_meta.py").write_text(f"{textwrap.dedent(INPUTS)}\nclass Meta:\n    {meta}\n")
     case = graphnet.rows(rows.Setting(samples=str(sample)))[1].build(rows.Setting())
     args, _ = case.arguments(1)
