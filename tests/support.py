@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
+
+import hypatia
+from hypatia.compiler.report import GraphReport
+from hypatia.frontend.dynamo import collecting
 
 BACKEND = os.environ.get("HYPATIA_TEST_BACKEND", "hypatia")
 """The backend under test; the suites are developed against torch's own backends by setting the variable."""
@@ -321,3 +326,12 @@ def _assert_within(
             f"{where}: {int((~within).sum())} of {ours.numel()} values off by up to {_largest(worst):.3g} "
             f"({int((~worst.isfinite()).sum())} not finite), allowed {bound:.3g}"
         )
+
+
+def run_by(entry: str, model: nn.Module, x: torch.Tensor) -> tuple[Any, list[GraphReport]]:
+    """What a model returns by ``hypatia.compile`` or by the backend, and the reports."""
+    if entry == "compile":
+        compiled = hypatia.compile(model, x)
+        return compiled(x), compiled.reports
+    with collecting() as reports:
+        return torch.compile(model, backend="hypatia")(x), reports

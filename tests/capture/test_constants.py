@@ -13,22 +13,13 @@ import hypatia
 from hypatia.capture import constant_folding
 from hypatia.compiler import pipeline
 from hypatia.compiler.report import GraphReport
-from hypatia.frontend.dynamo import collecting
-from tests.support import assert_as_close_as_eager
+from tests.support import assert_as_close_as_eager, run_by
 
 
 @pytest.fixture(autouse=True)
 def _errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "raise_errors", True)
     torch._dynamo.reset()
-
-
-def _run(entry: str, model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[GraphReport]]:
-    if entry == "compile":
-        compiled = hypatia.compile(model, x)
-        return compiled(x), compiled.reports
-    with collecting() as reports:
-        return torch.compile(model, backend="hypatia")(x), reports
 
 
 def _targets(reports: list[GraphReport]) -> str:
@@ -62,7 +53,7 @@ def test_a_bias_by_distance_is_a_weight(entry: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Distances().to(dtype).eval(), torch.randn(2, 12, 32).to(dtype)
     with torch.no_grad():
-        found, reports = _run(entry, model, x)
+        found, reports = run_by(entry, model, x)
         exact = Distances().double().eval()
         exact.load_state_dict(model.state_dict())
         assert_as_close_as_eager(found, model(x), exact(x.double()))
@@ -193,7 +184,7 @@ class Shifted(nn.Module):
 def test_places_that_follow_each_other_are_a_part(entry: str) -> None:
     model, x = Shifted(), torch.randn(3, 4, 8)
     with torch.no_grad():
-        found, reports = _run(entry, model, x)
+        found, reports = run_by(entry, model, x)
         for ours, eager in zip(found, model(x), strict=True):
             torch.testing.assert_close(ours, eager, rtol=0, atol=0)
             assert ours.stride() == eager.stride()
@@ -243,7 +234,7 @@ class Scaled(nn.Module):
 def test_arithmetic_with_one_number_has_the_number(entry: str, dtype: torch.dtype) -> None:
     model, x = Scaled(), torch.randn(4, 8).to(dtype)
     with torch.no_grad():
-        found, reports = _run(entry, model, x)
+        found, reports = run_by(entry, model, x)
         exact = model(x.double())
         assert_as_close_as_eager(found, model(x), exact)
         assert found.dtype == dtype

@@ -13,9 +13,7 @@ from torch import nn
 import hypatia
 from hypatia.capture import written_attention
 from hypatia.compiler import pipeline
-from hypatia.compiler.report import GraphReport
-from hypatia.frontend.dynamo import collecting
-from tests.support import assert_as_close_as_eager
+from tests.support import assert_as_close_as_eager, run_by
 
 Masked = Callable[[torch.Tensor], torch.Tensor]
 
@@ -80,18 +78,10 @@ LEFT = {
 }
 
 
-def _run(entry: str, model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[GraphReport]]:
-    if entry == "compile":
-        compiled = hypatia.compile(model, x)
-        return compiled(x), compiled.reports
-    with collecting() as reports:
-        return torch.compile(model, backend="hypatia")(x), reports
-
-
 def _checked(entry: str, model: nn.Module, x: torch.Tensor) -> bool:
     """Whether attention is a call; results are as close as eager's."""
     with torch.no_grad():
-        found, reports = _run(entry, model, x)
+        found, reports = run_by(entry, model, x)
         exact = copy.deepcopy(model).double()
         assert_as_close_as_eager(found, model(x), exact(x.double()))
     calls = {str(n.target) for r in reports for n in r.after.nodes}
@@ -124,7 +114,7 @@ def test_what_is_not_the_same_stays(entry: str, masked: str) -> None:
     torch.manual_seed(0)
     model, x = Written(LEFT[masked]).eval(), torch.randn(2, 12, 32)
     with torch.no_grad():
-        found, reports = _run(entry, model, x)
+        found, reports = run_by(entry, model, x)
         torch.testing.assert_close(found, model(x), equal_nan=True)
     assert not any(written_attention.PASS in r.passes for r in reports)
 
