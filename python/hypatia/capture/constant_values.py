@@ -48,17 +48,25 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return seen
 
 
+LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+"""What torch calls on a tensor that is made of Python's numbers."""
+
+
+def remember_number(held: torch.Tensor) -> None:
+    """Remembers that a tensor is written in the model's code, such as ``torch.tensor(0.0)``."""
+    _written[id(held)] = held
+
+
 def remember_numbers(program: torch.export.ExportedProgram) -> None:
     """Remembers which tensors of a program are written in the model's code, such as ``torch.tensor(0.0)``.
 
     torch.export lifts these. Other constants that it has are plain attributes and globals, which may change.
     """
     names = program.graph_signature.inputs_to_lifted_tensor_constants
-    lifts = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
     for node in program.graph.find_nodes(op="placeholder"):
         held = program.constants.get(names.get(node.name, ""))
-        if type(held) is torch.Tensor and node.users and all(u.target in lifts for u in node.users):
-            _written[id(held)] = held
+        if type(held) is torch.Tensor and node.users and all(u.target in LIFTS for u in node.users):
+            remember_number(held)
 
 
 def is_number(node: fx.Node) -> bool:

@@ -6,11 +6,12 @@ torch's schemas and tags say it. Nobody else asks them.
 from __future__ import annotations
 
 import functools
+import json
 
 import torch
 from torch import fx
 
-from .. import _torch
+from .. import _native, _torch
 from .._torch import OpOverload, pytree
 
 
@@ -138,3 +139,25 @@ def stays_whole(op: OpOverload) -> bool:
     stay: they are ones with numbers."""
     named = op._overloadname == "padding" or op._schema.name == "aten::_convolution_mode"
     return not named and _torch.is_preservable_composite(op)
+
+
+_LOOPS = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "stft", "istft"))
+"""Composites that are one call of a library's, or a long list of ops for each step in time."""
+
+
+@functools.cache
+def _calls_of_the_table() -> frozenset[str]:
+    """Calls that the op table has, by name and overload."""
+    return frozenset(call.partition("(")[0] for row in json.loads(_native.ops()) for call in row["torch"])
+
+
+def is_best_whole(op: OpOverload) -> bool:
+    """Whether a composite op stays as it is in a graph of ours: the op table knows it. Eager takes the others
+    apart, too, and their parts join kernels."""
+    if not stays_whole(op):
+        return False
+    if _torch.DispatchKey.CompositeImplicitAutograd in op.py_kernels:
+        # Python's parts are not those that eager runs.
+        return True
+    name = name_of(op)
+    return name in _LOOPS or f"{name}.{op._overloadname}" in _calls_of_the_table()

@@ -16,9 +16,10 @@ from torch import fx, nn
 
 from .. import _torch
 from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
+from .constant_values import LIFTS, remember_number
 from .fake_tensors import fakes_of, kind_of, storage_of
 from .layout import layout_of
-from .op_facts import changes, functional_form, is_composite, makes_new_memory, makes_views, stays_whole
+from .op_facts import changes, functional_form, is_best_whole, is_composite, makes_new_memory, makes_views
 from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -80,9 +81,19 @@ def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, ob
     graph.eliminate_dead_code()
     called = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(called, in_spec, out_spec)))
-    gm = make_graph_module(model, graph)
+    gm = make_graph_module(_attributes(model, graph, recorder.constants), graph)
     gm.train(model.training)
     return gm
+
+
+def _attributes(
+    model: nn.Module, graph: fx.Graph, constants: dict[str, torch.Tensor]
+) -> nn.Module | dict[str, torch.Tensor]:
+    """What holds the attributes of a graph: the model, and what its code writes as tensors."""
+    if not constants:
+        return model
+    targets = {str(n.target) for n in graph.find_nodes(op="get_attr")} - constants.keys()
+    return {name: operator.attrgetter(name)(model) for name in targets} | constants
 
 
 @contextlib.contextmanager
@@ -106,7 +117,7 @@ def _names(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down the ops that reach it; composite ones stay whole where torch.export would leave them so."""
+    """Writes down the ops that reach it; composite ones stay whole where the op table knows them."""
 
     def __init__(self, shared: set[int | None], places: Places) -> None:
         super().__init__()
@@ -124,6 +135,8 @@ class _Recorder(TorchDispatchMode):
         self._lying: Counter[int | None] = Counter()
         """How many known tensors lie in a storage."""
         self._convolved = False
+        self.constants: dict[str, torch.Tensor] = {}
+        """Tensors that are written in the model's code, by their names in the graph."""
 
     def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of an input or a weight."""
@@ -162,8 +175,14 @@ class _Recorder(TorchDispatchMode):
         if composite and not whole:
             with self:
                 return func.decompose(*args, **kwargs)
+        if func is torch.ops.aten.detach_.default:
+            return args[0]
         if changes(func):
             return self._changed(func, args, kwargs)
+        if func in LIFTS and type(args[0]) is torch.Tensor:
+            out = func(*args, **kwargs)
+            self._constant(args[0], out)
+            return out
         if whole:
             run = func.decompose if composite else func
             out = self._fakes.call(func, run, args, kwargs)
@@ -175,6 +194,17 @@ class _Recorder(TorchDispatchMode):
             func = RESHAPE
         self._record(func, args, kwargs, out)
         return out
+
+    def _constant(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        """Keeps a tensor that is written in the model's code."""
+        with _torch.disable_current_modes():
+            held = tensor.detach().clone()
+        remember_number(held)
+        name = f"written_tensor_{len(self.constants)}"
+        self.constants[name] = held
+        node = self.graph.create_node("get_attr", name, name=name)
+        self._known(fake, node)
+        self._given.add(node)
 
     def _changed(self, func: _torch.OpOverload, args: Any, kwargs: dict[str, object]) -> torch.Tensor:
         """Writes down what an op makes of its first operand, which stands for that from now on.
@@ -246,7 +276,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 def _traits(op: _torch.OpOverload) -> tuple[bool, bool, bool]:
     """Whether an op is a composite, whether it stays in one piece with memory of its own, or makes views."""
     composite = is_composite(op)
-    whole = stays_whole(op) if composite else makes_new_memory(op)
+    whole = is_best_whole(op) if composite else makes_new_memory(op)
     return composite, whole, not composite and makes_views(op)
 
 

@@ -214,6 +214,31 @@ fn eval_split(v: &Vals) -> Check<Val> {
     Ok(Val::Tuple(parts))
 }
 
+fn unbind(a: &Args) -> Check<Ty> {
+    let x = a.t(0)?;
+    let d = a.dim_of(1, x)?;
+    let parts = x.shape[d].known().ok_or("a size that is not known")?;
+    let mut shape = x.shape.to_vec();
+    shape.remove(d);
+    let part = Ty::Tensor(x.with_shape(shape));
+    Ok(Ty::Tuple((0..parts).map(|_| part.clone()).collect()))
+}
+
+fn eval_unbind(v: &Vals) -> Check<Val> {
+    let (x, args) = (v.a(0)?, v.args());
+    let d = args.dim_of(1, args.t(0)?)?;
+    let part = |at: usize| {
+        let mut shape = x.shape.clone();
+        shape.remove(d);
+        Val::arr(Arr::from_fn(shape, |i| {
+            let mut i = i.to_vec();
+            i.insert(d, at);
+            x.at(&i)
+        }))
+    };
+    Ok(Val::Tuple((0..x.shape[d]).map(part).collect()))
+}
+
 fn pad(a: &Args) -> Check<Ty> {
     let (x, pads) = (a.t(0)?, a.known(1)?);
     if pads.len() % 2 != 0 || pads.len() / 2 > x.rank() {
@@ -421,6 +446,14 @@ pub(super) fn rows() -> Vec<Row> {
             ],
             split,
             eval_split,
+            Cost::View,
+        ),
+        op(
+            "unbind",
+            "x:T dim:dim",
+            &["unbind.int(x, dim)", "unbind.int(x) => (unbind x ($dim x 0))"],
+            unbind,
+            eval_unbind,
             Cost::View,
         ),
         op(

@@ -88,6 +88,7 @@ fn views() -> Vec<Rule> {
         "detach-none": Canon Exact of_values, "(detach ?x)" => "?x";
         // The same numbers; whoever needs other memory or strides makes them from the result.
         "copy-none": Canon Exact, "(copy ?x)" => "?x";
+        "pad-none": Canon Exact, "(pad ?x ?p ?v)" => "?x" if "(zeros ?p)";
         "dropout-none": Canon Exact, "(dropout ?x ?p)" => "?x";
     }
 }
@@ -97,6 +98,7 @@ fn results() -> Vec<Rule> {
     laws! {
         "split-item": Canon Exact, "(getitem (split ?x ?sizes ?d) ?i)"
             => "(slice ?x ?d ($part_start ?sizes ?i) ($part_end ?sizes ?i) 1)";
+        "unbind-item": Canon Exact, "(getitem (unbind ?x ?d) ?i)" => "(select ?x ?d ?i)";
         "layer-norm-item": Canon Exact, "(getitem (native_layer_norm ?x ?s ?w ?b ?e) 0)"
             => "(layer_norm ?x ?s ?w ?b ?e)";
         "rms-norm-item": Canon Exact, "(getitem (native_rms_norm ?x ?s ?w ?e) 0)" => "(rms_norm ?x ?s ?w ?e)";

@@ -121,6 +121,10 @@ pub const GUARDS: &[(&str, Guard)] = &[
                 .map(|d| !d.is_empty() && !d.contains(&-1)),
         )
     }),
+    // A list of zeros.
+    ("zeros", |f| {
+        holds(attr(f, 0).and_then(Attr::known_ints).map(|v| v.iter().all(|n| *n == 0)))
+    }),
     ("only_last", |f| {
         holds(attr(f, 0).and_then(Attr::known_ints).map(|d| d == [-1]))
     }),

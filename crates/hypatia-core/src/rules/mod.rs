@@ -12,6 +12,7 @@ pub mod soundness;
 
 mod algebra;
 mod canon;
+mod contractions;
 mod equality;
 mod fusion;
 mod linear;
@@ -159,6 +160,7 @@ pub fn rules() -> &'static [Rule] {
             canon::rules(),
             views::rules(),
             algebra::rules(),
+            contractions::rules(),
             linear::rules(),
             norms::rules(),
             merge::rules(),

@@ -45,6 +45,9 @@ fn elementwise() -> Vec<Rule> {
             if "(eq ($shape ?x) ($shape ?y))";
         "mul-through-permute": Algebra Exact, "(mul (permute ?x ?p) (permute ?y ?p))" => "(permute (mul ?x ?y) ?p)"
             if "(eq ($shape ?x) ($shape ?y))";
+        // Parts of what is filled need only those parts, which then join the kernels that read them.
+        "slice-before-fill": Algebra Exact, "(slice (masked_fill ?x ?m ?v) ?d ?a ?b ?s)"
+            => "(masked_fill (slice ?x ?d ?a ?b ?s) ?m ?v)" if "(eq ($size ?m ?d) 1)" "(number ?v)";
         // Ops on elements broadcast by themselves. A tensor without dimensions is converted as a number is.
         "add-expanded": Canon Exact, "(add~ (expand ?x ?s) ?y)" => "(add ?x ?y)" if "(one_dtype ?x ?y)";
         "mul-expanded": Canon Exact, "(mul~ (expand ?x ?s) ?y)" => "(mul ?x ?y)" if "(one_dtype ?x ?y)";

@@ -435,7 +435,7 @@ impl<'a> Lowering<'a> {
                 Ok(())
             }
             // The parts are views, made where they are taken.
-            (_, "split") => Ok(()),
+            (_, "split" | "unbind") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
             _ if self.column_sum(id).is_some() => self.columns(id),

@@ -11,6 +11,7 @@ use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
 use super::images::{ORDER, channels_last_strides, is_pool, serves};
+use super::layouts::{inverse, order};
 use super::{Lowering, is_number, no_plan};
 use crate::error::Result;
 use crate::step::{Operand, Task, TorchStep, Value};
@@ -132,8 +133,14 @@ impl Lowering<'_> {
                     let operand = match opaque {
                         // Calls that the table does not know may depend on how their operands lie in memory.
                         Some(o) if !o.changes.contains(&operands.len()) => {
-                            let operand = self.operand(child)?;
-                            self.as_wanted(child, operand, self.wish.layouts.read(&o.name, operands.len()))?
+                            let wanted = self.wish.layouts.read(&o.name, operands.len());
+                            match wanted.and_then(|strides| order(&self.shape(child).ok()?.0, strides)) {
+                                Some(lying) if self.is_free_weight(child) => self.constant_lying(child, &lying)?,
+                                _ => {
+                                    let operand = self.operand(child)?;
+                                    self.as_wanted(child, operand, wanted)?
+                                }
+                            }
                         }
                         Some(_) => self.changed(child)?,
                         None if self.row(id).is_some_and(Row::keeps_layout) => {
@@ -183,17 +190,25 @@ impl Lowering<'_> {
         self.source.images && self.name(id) == "conv" && self.shape(id).is_ok_and(image)
     }
 
-    /// The weight of a convolution whose dimensions lie in this order; a constant is bound so.
+    /// Whether a node is a weight that can be bound in any order of its dimensions.
+    fn is_free_weight(&self, id: Id) -> bool {
+        self.source.weight[usize::from(id)] && !self.place.contains_key(&id)
+    }
+
+    /// The weight of a convolution whose dimensions lie in this order.
     pub(super) fn kernel_of(&mut self, id: Id, order: &[usize; 4]) -> Result<Operand> {
-        if !self.source.weight[usize::from(id)] {
-            return self.operand(id);
+        match self.source.weight[usize::from(id)] {
+            true => self.constant_lying(id, order),
+            false => self.operand(id),
         }
+    }
+
+    /// A weight whose dimensions lie in this order in memory; it is bound so.
+    fn constant_lying(&mut self, id: Id, order: &[usize]) -> Result<Operand> {
         let (shape, dtype) = self.shape(id)?;
         let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
-        let mut back = [0; 4];
-        order.iter().enumerate().for_each(|(at, d)| back[*d] = at);
-        let kernel = |value| Operand::dense(value, &lying).permuted(&back);
-        let key = (id, kernel(0).strides);
+        let constant = |value| Operand::dense(value, &lying).permuted(&inverse(order));
+        let key = (id, constant(0).strides);
         if let Some(known) = self.copies.get(&key) {
             return Ok(known.clone());
         }
@@ -207,8 +222,8 @@ impl Lowering<'_> {
         self.constants.push(origin);
         self.orders.push(Some(order.to_vec()));
         self.plan.constants.push(value);
-        self.copies.insert(key, kernel(value));
-        Ok(kernel(value))
+        self.copies.insert(key, constant(value));
+        Ok(constant(value))
     }
 
     /// A convolution with channels last as the call that writes its result where it is told: cuDNN's own.

@@ -141,7 +141,7 @@ impl Lowering<'_> {
 }
 
 /// The dimensions as they lie in memory, the outermost first, if there are no gaps.
-fn order(shape: &[usize], strides: &[isize]) -> Option<Vec<usize>> {
+pub(super) fn order(shape: &[usize], strides: &[isize]) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..shape.len()).collect();
     order.sort_by_key(|d| Reverse(strides[*d]));
     let lying = Operand {
@@ -153,7 +153,8 @@ fn order(shape: &[usize], strides: &[isize]) -> Option<Vec<usize>> {
     lying.is_dense().then_some(order)
 }
 
-fn inverse(order: &[usize]) -> Vec<usize> {
+/// The order that undoes another.
+pub(super) fn inverse(order: &[usize]) -> Vec<usize> {
     let mut inverse = vec![0; order.len()];
     for (at, d) in order.iter().enumerate() {
         inverse[*d] = at;

@@ -78,6 +78,12 @@ impl Lowering<'_> {
             let size = *sizes.get(index).ok_or_else(|| no_plan("no such part"))?;
             return Ok(x.sliced(dim, start as usize, size as usize, 1));
         }
+        if self.name(from) == "unbind" {
+            let operands = self.program.node(from).children.clone();
+            let x = self.operand(operands[0])?;
+            let dim = self.dimension(operands[1], x.shape.len())?;
+            return Ok(x.selected(dim, index));
+        }
         let item = self.items.get(&from).and_then(|items| items.get(index)).cloned();
         item.flatten().ok_or_else(|| no_plan("a result that is no tensor"))
     }
