@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.trace import Ranges
+from ..capture.size_ranges import Ranges
 from .structure import TENSOR, Flat, Node
 
 
@@ -80,7 +80,7 @@ class Signature(NamedTuple):
         values: dict[str, int] = {}
         for i, (new, old) in enumerate(zip(self.kinds, known.kinds, strict=True)):
             tensor = self.is_tensor(i)
-            if tensor and not leaves[i].is_contiguous():
+            if tensor and not (leaves[i].is_contiguous() or new[1:] == old[1:]):
                 return False
             pairs: Any = zip(new.shape, old.shape, strict=True) if tensor else [(new[1], old[1])]
             for d, (value, wanted) in enumerate(pairs):
@@ -89,10 +89,21 @@ class Signature(NamedTuple):
                     if value != wanted:
                         return False
                 elif (
-                    not size.least <= value <= size.greatest or values.setdefault(size.symbol, value) != value
+                    not size.least <= value <= size.greatest
+                    or values.setdefault(size.symbol, value - size.offset) != value - size.offset
                 ):
                     return False
         return True
+
+
+def can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any]) -> bool:
+    """Whether tensors whose sizes are left open are contiguous, and others too or as those of another call: a
+    graph for other strides would serve contiguous tensors of other sizes."""
+    return all(
+        leaf.is_contiguous() or (i not in dims and kind_of(leaf) == known.kinds[i])
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def contiguous(leaves: Sequence[object]) -> bool:

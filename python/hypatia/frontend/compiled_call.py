@@ -17,7 +17,7 @@ from ..capture.layout import overlaps
 from ..capture.model_state import ChangesItselfError, Parts, buffers_kept
 from ..capture.op_facts import changed_inputs
 from ..capture.records import path_of, value_of
-from ..capture.trace import Ranges
+from ..capture.size_ranges import Ranges
 from ..compiler import pipeline
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
@@ -56,8 +56,12 @@ def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequen
         return (
             model.hypatia_outline() == outline
             and len(results[0]) == len(results[1])
-            and all(map(agree, *results))
+            and all(map(_agree, *results))
         )
+
+
+def _agree(ours: Any, theirs: Any) -> bool:
+    return agree(ours, theirs) if isinstance(ours, torch.Tensor) else bool(ours == theirs)
 
 
 def _buffers_kept(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from ..compiler.report import GraphReport
 from ..locks import COMPILING, uncollected
 from ..options import Options
 from .by_torch import by_torch, contest
-from .call_key import Signature, contiguous, signature_of
+from .call_key import Signature, can_open, contiguous, signature_of
 from .compiled_call import CompiledCall
 from .stand_in import StandIn
 from .structure_code import Taken
@@ -254,7 +254,7 @@ class CompiledModel(StandIn):
             return entry
         for other in alike:
             dims = {} if other.open else signature.differing(other.signature)
-            if dims and contiguous(leaves) and not other.outdated():
+            if dims and can_open(dims, other.signature, leaves) and not other.outdated():
                 entry = CompiledCall(self.model, signature, leaves, self._options, dims)
                 if entry.open:
                     return entry

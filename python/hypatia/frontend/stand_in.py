@@ -57,7 +57,7 @@ class StandIn(nn.Module):
             try:
                 known = with_own_calls(self.model, self.__call__)
             except Exception:
-                log.info("methods call the model as it is: nothing can be derived from its class", exc_info=True)
+                log.info("generate calls the model as it is: its class has no other", exc_info=True)
                 return self.model
             vars(self)["_caller"] = known
         return known
