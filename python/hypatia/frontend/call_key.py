@@ -96,10 +96,16 @@ class Signature(NamedTuple):
         return True
 
 
-def can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any]) -> bool:
+def to_open(signature: Signature, leaves: Sequence[Any], known: Sequence[Signature]) -> dict[int, set[int]]:
+    """What a call differs in from the one of several that is most like it, if that can be left open."""
+    found = [(signature.differing(other), other) for other in known]
+    return min((dims for dims, other in found if _can_open(dims, other, leaves)), key=len, default={})
+
+
+def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any]) -> bool:
     """Whether tensors whose sizes are left open are contiguous, and others too or as those of another call: a
     graph for other strides would serve contiguous tensors of other sizes."""
-    return all(
+    return bool(dims) and all(
         leaf.is_contiguous() or (i not in dims and kind_of(leaf) == known.kinds[i])
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor)

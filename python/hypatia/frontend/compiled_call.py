@@ -113,6 +113,8 @@ class CompiledCall:
         """Whether torch.compile is faster than the model is seen at later calls."""
         self.effects = False
         """A call changes lists, dictionaries or objects that it is given."""
+        self.closed = False
+        """What differs from another call could not be left open."""
         self.signature = signature
         self._recordings: Recordings | None = None
         self._later: choose.LaterTiming | None = None
