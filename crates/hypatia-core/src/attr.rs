@@ -43,15 +43,6 @@ impl Attr {
         Attr::Ints(crate::dim::dims(v))
     }
 
-    /// Whether a size is part of it that is left open.
-    pub fn is_open(&self) -> bool {
-        match self {
-            Attr::Int(d) => d.known().is_none(),
-            Attr::Ints(v) => v.iter().any(|d| d.known().is_none()),
-            _ => false,
-        }
-    }
-
     /// With sizes in the place of symbols, where they are known.
     pub fn at(&self, sizes: &BTreeMap<String, i64>) -> Attr {
         match self {
