@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import sympy
 import torch
@@ -28,7 +28,7 @@ class UnknownSizeError(_native.HypatiaError):
     """A size or a stride that the sizes of the inputs do not tell."""
 
 
-Value = int | sympy.Expr
+Value: TypeAlias = int | sympy.Expr
 """A size or a stride, known or of symbols."""
 
 
@@ -114,7 +114,7 @@ class GraphLayouts:
             elif isinstance(output, _Result):
                 found["outputs"].append(output.at(known))
             else:
-                strides = None if output is None else known.numbers(output)  # type: ignore[arg-type]
+                strides = None if output is None else known.numbers(output)
                 found["outputs"].append({"strides": strides, "memory": "any"})
         return found
 
@@ -154,7 +154,7 @@ def _shaped(value: Any) -> _Shaped | None:
         return None
     shape, strides = _values(value.shape), _values(value.stride())
     known = all(isinstance(v, int) for v in (*shape, *strides))
-    return None if known and follows(shape, strides) else _Shaped(shape, strides)  # type: ignore[arg-type]
+    return None if known and follows(shape, strides) else _Shaped(shape, strides)
 
 
 def _read(node: fx.Node, shaped: Mapping[fx.Node, list[_Shaped | None]]) -> _Shaped | None:

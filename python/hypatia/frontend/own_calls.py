@@ -22,7 +22,7 @@ def with_own_calls(model: M, call: Callable[..., Any]) -> M:
     Raises:
         TypeError: nothing can be derived from the model's class.
     """
-    kind = type(model)
+    kind: Any = type(model)
     own: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     own["__call__"] = lambda _self, *args, **kwargs: call(*args, **kwargs)
     for name in _PLAIN:
