@@ -32,6 +32,7 @@ Ranges = dict[tuple[int, int | None], Range]
 def ranges_of(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges:
     """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
     bounds: dict[str, tuple[int, int]] = {}
+    hints: dict[str, int] = {}
     places: dict[tuple[int, int | None], tuple[str, int]] = {}
     nodes = gm.graph.find_nodes(op="placeholder")
     for i, node in enumerate(nodes):
@@ -44,17 +45,22 @@ def ranges_of(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Rang
                 expression = size.node.expr
                 symbol = next(iter(expression.free_symbols), None)
                 offset = expression if symbol is None else expression - symbol
-                known = program.range_constraints.get(symbol)
-                if known is None or not offset.is_Integer:
+                known, hint = program.range_constraints.get(symbol), size.node.hint
+                if known is None or not isinstance(hint, int) or not offset.is_Integer:
                     return {}
                 places[i, d] = str(symbol), int(offset)
+                hints[str(symbol)] = hint - int(offset)
                 # Sizes of 0 and 1 are cases of their own.
                 least = max(2 - min(int(offset), 0), int(known.lower))
                 greatest = int(known.upper) if known.upper < _MOST else _MOST
                 old = bounds.get(str(symbol), (least, greatest))
                 bounds[str(symbol)] = max(old[0], least), min(old[1], greatest)
-    named = {(n.name, d): at for i, n in enumerate(nodes) for (j, d), at in places.items() if i == j}
     for guard in getattr(program, "_guards_code", None) or ():
+        named = {(nodes[i].name, d): at for (i, d), at in places.items()}
+        if (pair := _pair(guard, named)) is not None:
+            # It holds where they are as far apart as they are here.
+            _tie(*pair, hints, places, bounds)
+            named = {(nodes[i].name, d): at for (i, d), at in places.items()}
         if not _narrowed(guard, named, bounds):
             return {}
     found: Ranges = {}
@@ -72,21 +78,55 @@ _Sum = dict[str, int]
 """How many times each symbol is added, and the number beside them under an empty name."""
 
 
-def _narrowed(
-    guard: str, named: Mapping[tuple[str, int | None], tuple[str, int]], bounds: dict[str, tuple[int, int]]
-) -> bool:
-    """Whether the bounds say what a graph was captured under; they are made narrower where that is enough."""
+_Named = Mapping[tuple[str, int | None], tuple[str, int]]
+"""By name and dimension, the symbol of a size and how much more it is."""
+
+
+def _tie(
+    symbol: str,
+    other: str,
+    hints: Mapping[str, int],
+    places: dict[tuple[int, int | None], tuple[str, int]],
+    bounds: dict[str, tuple[int, int]],
+) -> None:
+    """Makes one symbol of two: the other is as much more as it is now."""
+    more = hints[other] - hints[symbol]
+    for place, (name, offset) in places.items():
+        if name == other:
+            places[place] = symbol, offset + more
+    (least, greatest), (low, high) = bounds[symbol], bounds.pop(other)
+    bounds[symbol] = max(least, low - more), min(greatest, high - more)
+
+
+def _pair(guard: str, named: _Named) -> tuple[str, str] | None:
+    """The symbols of a condition that says something of the difference of two."""
+    compared = _compared(guard, named)
+    if compared is None or sorted(n for s, n in compared[1].items() if s) != [-1, 1]:
+        return None
+    first, second = sorted(s for s in compared[1] if s)
+    return first, second
+
+
+def _compared(guard: str, named: _Named) -> tuple[ast.cmpop, _Sum] | None:
+    """A condition as a sum that is compared with 0."""
     try:
         tree = ast.parse(guard, mode="eval").body
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-            return False
-        (op,) = tree.ops
+            return None
         left, right = _sum(tree.left, named), _sum(tree.comparators[0], named)
     except (_UnknownError, SyntaxError):
-        return False
+        return None
     difference = {s: left.get(s, 0) - right.get(s, 0) for s in {*left, *right}}
+    return tree.ops[0], {s: n for s, n in difference.items() if n or not s}
+
+
+def _narrowed(guard: str, named: _Named, bounds: dict[str, tuple[int, int]]) -> bool:
+    """Whether the bounds say what a graph was captured under; they are made narrower where that is enough."""
+    compared = _compared(guard, named)
+    if compared is None:
+        return False
+    op, difference = compared
     number = difference.pop("", 0)
-    difference = {s: n for s, n in difference.items() if n}
     if not difference:
         return bool(_COMPARED[type(op)](number, 0))
     if len(difference) > 1:
@@ -126,7 +166,7 @@ _TURNED = {
 }
 
 
-def _sum(tree: ast.expr, named: Mapping[tuple[str, int | None], tuple[str, int]]) -> _Sum:
+def _sum(tree: ast.expr, named: _Named) -> _Sum:
     """A sum of sizes, numbers and multiples of them, as torch.export writes it."""
     match tree:
         case ast.Constant(value=int(number)):
@@ -150,7 +190,7 @@ def _times(terms: _Sum, number: int) -> _Sum:
     return {s: n * number for s, n in terms.items()}
 
 
-def _size(tree: ast.expr, named: Mapping[tuple[str, int | None], tuple[str, int]]) -> _Sum:
+def _size(tree: ast.expr, named: _Named) -> _Sum:
     """``L['x'].size()[0]``, or ``L['x']`` if that is a number."""
     dim: int | None = None
     match tree:

@@ -15,6 +15,7 @@ from torch import fx
 
 from .. import _native, _torch
 from .._torch import pytree
+from ..capture.size_ranges import Ranges
 from ..errors import VerificationWarning
 from ..timeline import BINDING, stage
 from .agreement import agree_at_new_sizes
@@ -52,8 +53,8 @@ class NativeGraph:
         """The same by torch's ops."""
         self.fallback = graph
         """What runs where the plan does not."""
-        self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
-        """The least and greatest value of sizes, where the graph holds for some only."""
+        self.ranges: Ranges = {}
+        """What sizes can be, where the graph holds for some only."""
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
@@ -175,9 +176,14 @@ class NativeGraph:
             return None
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
+        values: dict[str, int] = {}
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
-            least, greatest = self.ranges.get((position, dim), (0, size))
-            if not least <= size <= greatest:
+            known = self.ranges.get((position, dim))
+            if known is None:
+                continue
+            if not known.least <= size <= known.greatest:
+                return False
+            if values.setdefault(known.symbol, size - known.offset) != size - known.offset:
                 return False
         return True
 

@@ -256,7 +256,7 @@ class CompiledCall:
             plan.graph = lambda flat: kept(*flat)
             # Not the model itself: while another thread traces it, its weights are fake ones.
             plan.fallback = lambda flat: original(*flat)
-            plan.ranges = {place: (size.least, size.greatest) for place, size in self.open.items()}
+            plan.ranges = self.open
         if timed:
             device, random = device_of(inputs), RandomState(devices_of(inputs))
             before = State(changed_tensors(original, inputs), device)
