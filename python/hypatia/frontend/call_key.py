@@ -6,7 +6,7 @@ dictionaries are nested, names of keywords, types, numbers and texts themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +110,45 @@ def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor)
     )
+
+
+def unread_check(
+    known: Signature, places: Sequence[int], unread: Sequence[int], opened: Ranges
+) -> Callable[[Sequence[Any]], bool]:
+    """Whether tensors that no kernel reads are those of a compilation: their sizes may be part of it.
+
+    ``unread`` and ``opened`` count flat inputs, of which ``places`` says the leaves.
+    """
+    wanted = [(i, known.kinds[places[i]]) for i in unread if known.is_tensor(places[i])]
+
+    def alike(flat: Sequence[Any]) -> bool:
+        values: dict[str, int] = {}
+        for (i, d), size in opened.items():
+            value = flat[i] if d is None else flat[i].shape[d]
+            if values.setdefault(size.symbol, value - size.offset) != value - size.offset:
+                return False
+        for i, kind in wanted:
+            now = kind_of(flat[i])
+            if now != kind and not (
+                (now.type, now.dtype, now.device) == (kind.type, kind.dtype, kind.device)
+                and len(now.shape) == len(kind.shape)
+                and flat[i].is_contiguous()
+                and all(
+                    n == k or ((i, d) in opened and opened[i, d].least <= n <= opened[i, d].greatest)
+                    for d, (n, k) in enumerate(zip(now.shape, kind.shape, strict=True))
+                )
+            ):
+                return False
+        return True
+
+    def check(flat: Sequence[Any]) -> bool:
+        try:
+            return alike(flat)
+        except (AttributeError, IndexError):
+            # What should be a tensor is none, or has fewer dimensions.
+            return False
+
+    return check
 
 
 def contiguous(leaves: Sequence[object]) -> bool:
