@@ -195,6 +195,8 @@ def shared_memory(leaves: Sequence[object]) -> tuple[int, ...]:
         for leaf in leaves
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     ]
+    if len({*places}) == len(places):
+        return ()
     # Tensors without elements have no memory to share.
     alike = tuple(places.index(place) if place else i for i, place in enumerate(places))
     return () if alike == tuple(range(len(alike))) else alike
