@@ -61,6 +61,27 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
     return gm, list(held)
 
 
+def apart_from_open_sizes(graph: fx.Graph, weights: frozenset[str]) -> frozenset[str]:
+    """Weights but for those of which something is made with a size that is left open, such as positions after
+    those of a cache: that is another one at every call."""
+    made: dict[fx.Node, set[str]] = {}
+    others: set[str] = set()
+    for node in graph.nodes:
+        if node.name in weights:
+            made[node] = {node.name}
+            continue
+        sizes = [n for n in node.all_input_nodes if isinstance(value_of(n), torch.SymInt)]
+        tensors = [n for n in node.all_input_nodes if n not in sizes]
+        if node.op != "call_function" or not tensors or not all(n in made for n in tensors):
+            continue
+        sources = set().union(*(made[n] for n in tensors))
+        if sizes:
+            others |= sources
+        else:
+            made[node] = sources
+    return weights - others
+
+
 _SWAPPED = {aten.add.Tensor: True, aten.mul.Tensor: True, aten.sub.Tensor: False, aten.div.Tensor: False}
 """Arithmetic that takes a number, and whether its operands may change places."""
 

@@ -266,11 +266,28 @@ def _dim(value: int | torch.SymInt, hints: dict[str, int]) -> Dim:
     """An integer, or the normal form of a symbolic size as coefficients and symbols."""
     if isinstance(value, int):
         return value
-    expr = value.node.expr
+    expr = _decided(value)
     if expr.is_Integer:
         return int(expr)
     _note_hints(value, hints)
     return terms(expr)
+
+
+def _decided(value: torch.SymInt) -> sympy.Expr:
+    """A symbolic integer, where the ranges of its symbols say which of several is the greatest or least."""
+    expr, env = value.node.expr, value.node.shape_env
+    if expr.is_Symbol or expr.is_Integer or env is None:
+        return expr
+
+    def decided(choice: sympy.Expr) -> sympy.Expr:
+        sign = 1 if type(choice).__name__ == "Max" else -1
+        for one in choice.args:
+            others = [sign * (one - other) for other in choice.args if other is not one]
+            if all(env.bound_sympy(difference).lower >= 0 for difference in others):
+                return one
+        return choice
+
+    return expr.replace(lambda e: type(e).__name__ in ("Max", "Min"), decided)
 
 
 def terms(expr: sympy.Expr) -> Terms:

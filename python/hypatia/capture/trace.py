@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,27 +24,9 @@ from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
 from .op_facts import changes, is_composite, stays_whole
 from .recorder import copied, recorded
+from .size_ranges import Ranges, ranges_of
 
 log = logging.getLogger(__name__)
-
-_EQUAL_SIZES = re.compile(
-    r"L\['?\w+'?\](\[\d+\])?\.size\(\)\[\d+\] == L\['?\w+'?\](\[\d+\])?\.size\(\)\[\d+\]"
-)
-
-_BOUND = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] (<=|<|>=|>) (\d+)")
-
-
-class Range(NamedTuple):
-    """What an open size can be."""
-
-    least: int
-    greatest: int
-    symbol: str
-    """Sizes of one symbol are equal."""
-
-
-Ranges = dict[tuple[int, int | None], Range]
-"""Sizes that are left open, by input and dimension; an integer has none."""
 
 
 class NotFunctionalError(UnsupportedError):
@@ -76,7 +57,7 @@ def captured(
             raise NotFunctionalError(f"torch.export cannot make the graph functional: {error}") from error
     gm = _without_checks(program.module(check_guards=False))
     _values_of_attributes(gm)
-    return gm, _ranges(program, gm), reads
+    return gm, ranges_of(program, gm), reads
 
 
 def as_written(
@@ -115,7 +96,7 @@ def exported(model: nn.Module, args: tuple[object, ...], dynamic_shapes: object 
     spec = out_spec(gm)
     gm.graph.set_codegen(fx.graph.CodeGen())
     gm.recompile()
-    return Exported(gm, spec, wanted, reads, _ranges(program, gm))
+    return Exported(gm, spec, wanted, reads, ranges_of(program, gm))
 
 
 def out_spec(gm: fx.GraphModule) -> pytree.TreeSpec:
@@ -211,40 +192,6 @@ def _is_functional(graph: fx.Graph) -> bool:
         return all(stays(n.target) for n in graph.nodes if n.op == "call_function")
     except ImportError:
         return False
-
-
-def _ranges(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Ranges:
-    """The least and greatest value of symbolic sizes, by input and dimension; none if they depend on more."""
-    found: Ranges = {}
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        value = node.meta.get("val")
-        sizes: list[tuple[int | None, Any]] = [(None, value)]
-        if isinstance(value, torch.Tensor):
-            sizes = list(enumerate(value.shape))
-        for d, size in sizes:
-            if isinstance(size, torch.SymInt):
-                known = program.range_constraints.get(size.node.expr)
-                if known is None:
-                    return {}
-                greatest = int(known.upper) if known.upper < 2**62 else 2**62
-                found[i, d] = Range(max(2, int(known.lower)), greatest, str(size.node.expr))
-    names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
-    guards = getattr(program, "_guards_code", None) or ()
-    return found if all(_is_told(guard, names, found) for guard in guards) else {}
-
-
-def _is_told(guard: str, names: Sequence[str], ranges: Ranges) -> bool:
-    """Whether what a graph was captured under is said by the ranges: sizes that are equal have one symbol."""
-    if _EQUAL_SIZES.fullmatch(guard):
-        return True
-    bound = _BOUND.fullmatch(guard)
-    if bound is None or bound[1] not in names:
-        return False
-    size = ranges.get((names.index(bound[1]), int(bound[2])))
-    if size is None:
-        return False
-    limit = int(bound[4]) + {"<": -1, ">": 1}.get(bound[3], 0)
-    return size.greatest <= limit if bound[3].startswith("<") else size.least >= limit
 
 
 def _values_of_attributes(gm: fx.GraphModule) -> None:

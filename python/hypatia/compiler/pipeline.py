@@ -225,7 +225,8 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
         foretold_strides.put_right(gm)
         prepared = _prepared(gm, request)
         searched = prepared.module
-        captured = capture(searched, request.weights | prepared.constants, autograd=request.autograd)
+        weights = constant_folding.apart_from_open_sizes(searched.graph, request.weights | prepared.constants)
+        captured = capture(searched, weights, autograd=request.autograd)
     optimization, rebuilt = _rebuilt(searched, captured, request)
     optimized = rebuilt.module
     copies = folded_bytes(optimized)

@@ -182,11 +182,7 @@ class Binding:
         about = described(plan)
         nodes = [self._node[i] for i in about["constants"]]
         with torch.inference_mode(False), torch.no_grad():
-            found = [_value(self.gm, n, values).detach() for n in nodes]
-            found = [t if o is None else t.permute(o) for t, o in zip(found, about["orders"], strict=True)]
-            constants = [t.resolve_conj().resolve_neg().contiguous().to(self.device) for t in found]
-            turned = zip(found, constants, about["orders"], strict=True)
-            self._turned = sum(c.nbytes for t, c, o in turned if o and c.data_ptr() != t.data_ptr())
+            constants = self._constants(nodes, about["orders"], values)
             if any(c.dtype != value_of(n).dtype for c, n in zip(constants, nodes, strict=True)):
                 self.refusal = "the model was converted since it was compiled"
                 return None
@@ -196,6 +192,29 @@ class Binding:
             if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
                 bound = self._recorded(bound, tuple(self.given(args)), about["changes"])
         return bound, PlanResults(self.gm, about, self.planner.plain)
+
+    def _constants(
+        self, nodes: Sequence[fx.Node], orders: Sequence[Sequence[int] | None], values: dict[fx.Node, Any]
+    ) -> list[torch.Tensor]:
+        """What a plan packs or reads, of weights: the same tensors at all sizes."""
+        known = self._now.constants
+        if not self._now.bound:
+            known.clear()
+        made: list[torch.Tensor] = []
+        self._turned = 0
+        for node, order in zip(nodes, orders, strict=True):
+            key = node, None if order is None else tuple(order)
+            constant = known.get(key)
+            if constant is None:
+                value = _value(self.gm, node, values).detach()
+                value = value if order is None else value.permute(order)
+                constant = value.resolve_conj().resolve_neg().contiguous().to(self.device)
+                if self.planner.symbols:
+                    known[key] = constant
+            if order and constant.data_ptr() != _value(self.gm, node, values).data_ptr():
+                self._turned += constant.nbytes
+            made.append(constant)
+        return made
 
     def bound_to(self, plan: _native.NativePlan, more: int = 0) -> Plan:
         """Another plan of the graph, without constants; so many last outputs follow the results."""
@@ -256,7 +275,8 @@ class Binding:
 
     def take(self, other: Binding) -> None:
         """Takes the plans of another binding of the same graph."""
-        self._without, self._now.bound = other._without, other._now.bound
+        self._without = other._without
+        self._now.bound, self._now.constants = other._now.bound, other._now.constants
 
     def leave(self) -> None:
         """Stops watching the weights: somebody else takes the plans, or they go."""

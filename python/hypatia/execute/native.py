@@ -6,6 +6,7 @@ What a plan cannot do, or inputs that it was not made for, run on the FX graph i
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch import fx
 
 from .. import _native, _torch
 from .._torch import pytree
+from ..capture.size_ranges import Ranges
 from ..errors import VerificationWarning
 from ..timeline import BINDING, stage
 from .agreement import agree_at_new_sizes
@@ -30,6 +32,8 @@ _any_autocast = _torch.any_autocast
 
 SLOWER = 1.2
 """A plan for other sizes that takes so many times as long as torch's ops is not used."""
+CHECKED = 8
+"""So many sets of sizes are compared with torch's ops, and later ones where one has a binary digit more."""
 
 
 class NativeGraph:
@@ -49,13 +53,22 @@ class NativeGraph:
         """The same by torch's ops."""
         self.fallback = graph
         """What runs where the plan does not."""
-        self.ranges: dict[tuple[int, int | None], tuple[int, int]] = {}
-        """The least and greatest value of sizes, where the graph holds for some only."""
+        self.ranges: Ranges = {}
+        """What sizes can be, where the graph holds for some only."""
         self.native = True
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
         self._takes_all = self.binding.takes_all
         self._slower: set[tuple[int, ...]] = set()
+        self._digits: set[tuple[int, ...]] = set()
+        """Of sizes that were checked."""
+        self._checks = 0
+        self._bound = 0
+        """How many plans were bound, and how many calls had one."""
+        self._again = 0
+        self._gain = 0.0
+        """The seconds that a plan saved last, and those that it took to bind one."""
+        self._cost = 0.0
 
     def __call__(self, args: list[Any]) -> Any:
         """The results, as the graph returns them. A dispatch mode that counts or logs ops sees torch's."""
@@ -94,6 +107,7 @@ class NativeGraph:
                 bound, plan_results = known
                 outputs = bound(binding.lead(), *inputs)
                 if outputs is not None:
+                    self._again += 1
                     if binding.changes:
                         note_changes([inputs[i] for i in binding.changes])
                     return plan_results.results(outputs, inputs)
@@ -112,14 +126,20 @@ class NativeGraph:
         if sizes in self._slower or not self._within(sizes):
             return None
         others = bool(binding.bound)
+        if sizes and others and not self._pays():
+            return None
+        start = time.perf_counter()
         known = self._bind(args, sizes)
         if known is None:
             return None
+        self._cost = time.perf_counter() - start
+        self._bound += 1
         if binding.only is not None:
             return self._only(inputs)
         bound, plan_results = known
         changed = [inputs[i] for i in binding.changes]
-        before = State(changed, binding.device) if sizes and others else None
+        checked = sizes and others and (self._checks < CHECKED or _digits(sizes) not in self._digits)
+        before = State(changed, binding.device) if checked else None
         outputs = bound(binding.lead(), *inputs)
         if outputs is None:
             binding.refusal = bound.refusal(*inputs)
@@ -127,6 +147,13 @@ class NativeGraph:
         note_changes(changed)
         results = plan_results.results(outputs, inputs)
         return results if before is None else self._settle_sizes(args, sizes, results, before)
+
+    def _pays(self) -> bool:
+        """Whether a plan for other sizes is worth its binding: sizes come back, or it is faster at once.
+
+        The lengths of a cache that grows with every call do not come back.
+        """
+        return self._checks < CHECKED or self._bound <= self._again or self._cost < self._gain
 
     def _only(self, inputs: Sequence[Any]) -> Any:
         """The results of a training step."""
@@ -149,9 +176,14 @@ class NativeGraph:
             return None
 
     def _within(self, sizes: tuple[int, ...]) -> bool:
+        values: dict[str, int] = {}
         for (_, position, dim), size in zip(self.planner.symbols, sizes, strict=True):
-            least, greatest = self.ranges.get((position, dim), (0, size))
-            if not least <= size <= greatest:
+            known = self.ranges.get((position, dim))
+            if known is None:
+                continue
+            if not known.least <= size <= known.greatest:
+                return False
+            if values.setdefault(known.symbol, size - known.offset) != size - known.offset:
                 return False
         return True
 
@@ -192,6 +224,9 @@ class NativeGraph:
         forms = {"plan": lambda: self.run(args), "graph": lambda: self.fallback(list(args))}
         taken = once(forms, self.binding.device)
         after.restore()
+        self._checks += 1
+        self._digits.add(_digits(sizes))
+        self._gain = taken["graph"] - taken["plan"]
         if taken["plan"] > SLOWER * taken["graph"]:
             self._slower.add(sizes)
             self.binding.bound.pop(sizes, None)
@@ -214,3 +249,7 @@ class NativeGraph:
         log.log(level, "the native plan is not used any more: %s", error)
         self.native = False
         return results
+
+
+def _digits(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([n.bit_length() for n in sizes])

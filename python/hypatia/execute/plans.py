@@ -71,12 +71,13 @@ class Planner:
         """By name, calls that could change their first operand, and what is called then."""
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.symbols = _symbols(placeholders)
+        self._layouts = graph_layouts.GraphLayouts(captured, plain)
         self._first = self._plan(self.hints)
 
     def _plan(
         self, sizes: dict[str, int], keep: Sequence[int] = (), masked: Sequence[int] = ()
     ) -> _native.NativePlan:
-        layouts = graph_layouts.layouts(self.captured, self.plain, sizes)
+        layouts = self._layouts.at(sizes)
         wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts, "in_place": list(self._in_place)}
         return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
 

@@ -26,6 +26,9 @@ class Weights:
         """Plans by sizes."""
         self.gone: set[tuple[int, ...]] = set()
         """Sizes whose plans gave way to others."""
+        self.constants: dict[object, torch.Tensor] = {}
+        """What was made of the weights, for graphs that are bound at several sizes: plans share packed
+        weights by their addresses, at which nothing else may come to lie."""
         self._memory: list[torch.Tensor] = []
         self._alive: list[weakref.ref[torch.Tensor]] = []
 
@@ -41,6 +44,7 @@ class Weights:
         """Drops the plans: a weight is gone, or a setting is another one."""
         self.bound.clear()
         self.gone.clear()
+        self.constants.clear()
         self._memory.clear()
 
     def leave(self) -> None:

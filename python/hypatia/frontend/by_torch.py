@@ -16,6 +16,16 @@ from .compiled_call import CompiledCall
 
 log = logging.getLogger(__name__)
 
+VALUES = 4
+"""Values of a number that are compiled for, one by one."""
+
+
+def is_unsettled(alike: Sequence[CompiledCall]) -> bool:
+    """Whether numbers, or the caches of a model, are others in every call and cannot be left open."""
+    numbers = {e.signature.numbers() for e in alike if not e.open}
+    closed = sum(e.closed for e in alike)
+    return len(numbers) >= VALUES or (closed >= VALUES - 1 and any(e.effects for e in alike))
+
 
 def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The model through torch.compile, or as it is where that fails."""

@@ -6,12 +6,12 @@ dictionaries are nested, names of keywords, types, numbers and texts themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.trace import Ranges
+from ..capture.size_ranges import Ranges
 from .structure import TENSOR, Flat, Node
 
 
@@ -80,7 +80,7 @@ class Signature(NamedTuple):
         values: dict[str, int] = {}
         for i, (new, old) in enumerate(zip(self.kinds, known.kinds, strict=True)):
             tensor = self.is_tensor(i)
-            if tensor and not leaves[i].is_contiguous():
+            if tensor and not (leaves[i].is_contiguous() or new[1:] == old[1:]):
                 return False
             pairs: Any = zip(new.shape, old.shape, strict=True) if tensor else [(new[1], old[1])]
             for d, (value, wanted) in enumerate(pairs):
@@ -89,10 +89,66 @@ class Signature(NamedTuple):
                     if value != wanted:
                         return False
                 elif (
-                    not size.least <= value <= size.greatest or values.setdefault(size.symbol, value) != value
+                    not size.least <= value <= size.greatest
+                    or values.setdefault(size.symbol, value - size.offset) != value - size.offset
                 ):
                     return False
         return True
+
+
+def to_open(signature: Signature, leaves: Sequence[Any], known: Sequence[Signature]) -> dict[int, set[int]]:
+    """What a call differs in from the one of several that is most like it, if that can be left open."""
+    found = [(signature.differing(other), other) for other in known]
+    return min((dims for dims, other in found if _can_open(dims, other, leaves)), key=len, default={})
+
+
+def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any]) -> bool:
+    """Whether tensors whose sizes are left open are contiguous, and others too or as those of another call: a
+    graph for other strides would serve contiguous tensors of other sizes."""
+    return bool(dims) and all(
+        leaf.is_contiguous() or (i not in dims and kind_of(leaf) == known.kinds[i])
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+def unread_check(
+    known: Signature, places: Sequence[int], unread: Sequence[int], opened: Ranges
+) -> Callable[[Sequence[Any]], bool]:
+    """Whether tensors that no kernel reads are those of a compilation: their sizes may be part of it.
+
+    ``unread`` and ``opened`` count flat inputs, of which ``places`` says the leaves.
+    """
+    wanted = [(i, known.kinds[places[i]]) for i in unread if known.is_tensor(places[i])]
+
+    def alike(flat: Sequence[Any]) -> bool:
+        values: dict[str, int] = {}
+        for (i, d), size in opened.items():
+            value = flat[i] if d is None else flat[i].shape[d]
+            if values.setdefault(size.symbol, value - size.offset) != value - size.offset:
+                return False
+        for i, kind in wanted:
+            now = kind_of(flat[i])
+            if now != kind and not (
+                (now.type, now.dtype, now.device) == (kind.type, kind.dtype, kind.device)
+                and len(now.shape) == len(kind.shape)
+                and flat[i].is_contiguous()
+                and all(
+                    n == k or ((i, d) in opened and opened[i, d].least <= n <= opened[i, d].greatest)
+                    for d, (n, k) in enumerate(zip(now.shape, kind.shape, strict=True))
+                )
+            ):
+                return False
+        return True
+
+    def check(flat: Sequence[Any]) -> bool:
+        try:
+            return alike(flat)
+        except (AttributeError, IndexError):
+            # What should be a tensor is none, or has fewer dimensions.
+            return False
+
+    return check
 
 
 def contiguous(leaves: Sequence[object]) -> bool:
@@ -139,6 +195,8 @@ def shared_memory(leaves: Sequence[object]) -> tuple[int, ...]:
         for leaf in leaves
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     ]
+    if len({*places}) == len(places):
+        return ()
     # Tensors without elements have no memory to share.
     alike = tuple(places.index(place) if place else i for i, place in enumerate(places))
     return () if alike == tuple(range(len(alike))) else alike

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.layout import overlaps
-from ..capture.model_state import ChangesItselfError, Parts, buffers_kept
+from ..capture.model_state import ChangesItselfError, Parts
 from ..capture.op_facts import changed_inputs
-from ..capture.records import path_of, value_of
-from ..capture.trace import Ranges
+from ..capture.records import value_of
+from ..capture.size_ranges import Ranges
 from ..compiler import pipeline
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
-from ..execute.agreement import agree
 from ..execute.changes import State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
@@ -30,49 +27,17 @@ from ..options import Options
 from ..verifier.first_call import device_of, effects_of
 from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
-from .call_key import Signature, shared_memory
+from .call_key import Signature, shared_memory, unread_check
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
+from .same_results import changed_buffers_kept, changed_tensors, computes_the_same
 from .structure_code import BuildResult, Take, taker
 
 log = logging.getLogger(__name__)
 
 
-def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequence[object]) -> bool:
-    """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
-    random = RandomState(devices_of(inputs))
-    before = State(changed_tensors(captured, inputs), device_of(inputs))
-    outline = model.hypatia_outline()
-    results = []
-    with torch.no_grad():
-        for call in (captured, model):
-            with _buffers_kept(model.hypatia_model, before):
-                found = pytree.tree_leaves(call(*inputs))
-                # Results may lie in what is changed.
-                kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
-                results.append([*kept, *(t.clone() for t in before.tensors)])
-            before.restore()
-            random.restore()
-        return (
-            model.hypatia_outline() == outline
-            and len(results[0]) == len(results[1])
-            and all(map(agree, *results))
-        )
-
-
-def _buffers_kept(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:
-    """A model that changes buffers may do so by putting others in their place."""
-    return buffers_kept(model) if changes.tensors else contextlib.nullcontext()
-
-
-def changed_tensors(gm: fx.GraphModule, leaves: Sequence[object]) -> list[torch.Tensor]:
-    """Inputs and buffers that a graph changes in place."""
-    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), leaves, strict=True))
-    found = [
-        operator.attrgetter(path_of(n))(gm) if n.op == "get_attr" else inputs.get(n)
-        for n in changed_inputs(gm)
-    ]
-    return [t for t in found if isinstance(t, torch.Tensor)]
+_Native = Callable[[tuple[object, ...]], Sequence[object] | None]
+"""Results of flat inputs; none if it is not for these."""
 
 
 class CompiledCall:
@@ -94,7 +59,7 @@ class CompiledCall:
         """The arguments are tensors, by place."""
         self.single = False
         """The model returns one tensor."""
-        self.native: Callable[[tuple[object, ...]], Sequence[object] | None] | None = None
+        self.native: _Native | None = None
         self.take: Take = lambda args, kwargs: None
         self.build_result: BuildResult
         self.open: Ranges = {}
@@ -109,7 +74,10 @@ class CompiledCall:
         """Whether torch.compile is faster than the model is seen at later calls."""
         self.effects = False
         """A call changes lists, dictionaries or objects that it is given."""
+        self.closed = False
+        """What differs from another call could not be left open."""
         self.signature = signature
+        self._checks: list[Callable[[Sequence[Any]], bool]] = []
         self._recordings: Recordings | None = None
         self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
@@ -202,11 +170,14 @@ class CompiledCall:
         self.single, self.effects = outline.single, bool(outline.effects)
         self.take = taker(self.signature.spec, self.signature.kinds, numbers, outline.owned())
         self.build_result = outline.result_builder()
-        self._use(found, report, inputs, timed=timed)
-        native = self.native
-        if changed and len(inputs) > 1 and native is not None:
+        if changed and len(inputs) > 1:
             # Those that share memory are another call.
-            self.native = lambda flat: None if shared_memory(flat) else native(flat)
+            self._checks.append(lambda flat: not shared_memory(flat))
+        read = range(len(inputs)) if found.graph is None else found.graph.binding.inputs
+        unread = sorted({*range(len(inputs))} - {*read})
+        if unread:
+            self._checks.append(unread_check(self.signature, self._places, unread, self.open))
+        self._use(found, report, inputs, timed=timed)
 
     def _use(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...], *, timed: bool) -> None:
         """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
@@ -250,7 +221,7 @@ class CompiledCall:
             plan.graph = lambda flat: kept(*flat)
             # Not the model itself: while another thread traces it, its weights are fake ones.
             plan.fallback = lambda flat: original(*flat)
-            plan.ranges = {place: (size.least, size.greatest) for place, size in self.open.items()}
+            plan.ranges = self.open
         if timed:
             device, random = device_of(inputs), RandomState(devices_of(inputs))
             before = State(changed_tensors(original, inputs), device)
@@ -259,7 +230,7 @@ class CompiledCall:
             forms = {"graph": lambda: kept(*inputs), "eager": lambda: eager(*inputs)}
             record = functools.partial(self._recorded, found, device, inputs)
             tensors = all(isinstance(t, torch.Tensor) for t in inputs)
-            with torch.no_grad(), _buffers_kept(model, before):
+            with torch.no_grad(), changed_buffers_kept(model, before):
                 choice = choose.fastest(
                     forms, device, plan=plan, args=inputs, record=record if tensors else None
                 )
@@ -268,7 +239,7 @@ class CompiledCall:
             report.chose(choice)
             if choice.kept == "recording":
                 assert self._recordings is not None
-                self.native = self._recordings.direct
+                self.native = self._checked(self._recordings.direct)
             elif choice.kept == "eager":
                 self._run = model
             elif choice.kept == "graph" and plan is not None:
@@ -279,7 +250,13 @@ class CompiledCall:
             report.memory = plan.binding.bytes
             plan.settled = True
             if plan.native:
-                self.native, self._run = plan.direct, original
+                self.native, self._run = self._checked(plan.direct), original
+
+    def _checked(self, native: _Native) -> _Native:
+        """A plan for the calls that it is for, as far as it does not see that itself."""
+        if not self._checks:
+            return native
+        return lambda flat: native(flat) if all(check(flat) for check in self._checks) else None
 
     def _recorded(
         self, found: Optimized, device: torch.device, inputs: tuple[object, ...], name: str
@@ -301,7 +278,7 @@ class CompiledCall:
         def ended(calls: int, seconds: dict[str, float], won: bool) -> None:
             report.chose_later(calls, seconds, won)
             plan.native = won
-            self.native = plan.direct if won else None
+            self.native = self._checked(plan.direct) if won else None
 
         def planned(call: Sequence[Any]) -> object | None:
             taken = self.take(*call)

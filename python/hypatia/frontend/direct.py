@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex, cast
 
 import torch
@@ -21,8 +21,8 @@ from .._torch import pytree
 from ..compiler.report import GraphReport
 from ..locks import COMPILING, uncollected
 from ..options import Options
-from .by_torch import by_torch, contest
-from .call_key import Signature, contiguous, signature_of
+from .by_torch import VALUES, by_torch, contest, is_unsettled
+from .call_key import Signature, contiguous, signature_of, to_open
 from .compiled_call import CompiledCall
 from .stand_in import StandIn
 from .structure_code import Taken
@@ -36,9 +36,6 @@ _is_tracing = _torch.is_jit_tracing
 
 _KEPT = 64
 """Shapes that a compiled model remembers."""
-
-_VALUES = 4
-"""Values of a number that are compiled for, one by one."""
 
 _AGAIN = 16
 """How many times it is compiled for the same shapes, because parts of it changed."""
@@ -246,26 +243,23 @@ class CompiledModel(StandIn):
 
     def _new(self, signature: Signature, leaves: list[Any]) -> CompiledCall:
         """A new entry; sizes and numbers are left open in which it differs from one that is there."""
-        alike = [e for e in self._entries.values() if e.signature.family() == signature.family()]
-        if any(e.by_torch for e in alike) or self._is_unsettled(alike):
+        family, known = signature.family(), {id(e): e for e in self._entries.values()}
+        alike = [e for e in known.values() if e.signature.family() == family]
+        left = any(e.by_torch for e in alike)
+        closed = [] if left else [e.signature for e in alike if not e.open and not e.outdated()]
+        dims = to_open(signature, leaves, closed)
+        if dims:
+            entry = CompiledCall(self.model, signature, leaves, self._options, dims)
+            if entry.open:
+                return entry
+        if left or is_unsettled(alike):
             log.info("the model runs by torch.compile: every call has other numbers or sizes")
             entry = CompiledCall(self.model, signature, leaves, self._options, compiled=False)
             entry.by_torch = True
             return entry
-        for other in alike:
-            dims = {} if other.open else signature.differing(other.signature)
-            if dims and contiguous(leaves) and not other.outdated():
-                entry = CompiledCall(self.model, signature, leaves, self._options, dims)
-                if entry.open:
-                    return entry
-                break
-        return CompiledCall(self.model, signature, leaves, self._options)
-
-    @staticmethod
-    def _is_unsettled(alike: Sequence[CompiledCall]) -> bool:
-        """Whether numbers, or the caches of a model, are others in every call and cannot be left open."""
-        numbers = {e.signature.numbers() for e in alike}
-        return len(numbers) >= _VALUES or (len(alike) >= _VALUES and any(e.effects for e in alike))
+        entry = CompiledCall(self.model, signature, leaves, self._options)
+        entry.closed = bool(dims)
+        return entry
 
     @property
     def reports(self) -> list[GraphReport]:
@@ -318,7 +312,7 @@ class CompiledModel(StandIn):
             and t.parts.hold()
         ]
         numbers = {t.signature.numbers() for t in alike}
-        if self._is_restless(("training", *key)) or len(numbers) >= _VALUES:
+        if self._is_restless(("training", *key)) or len(numbers) >= VALUES:
             return CompiledTraining(self.model, signature, leaves, self._options, compiled=False)
         for other in alike:
             if other.serves(signature, leaves):

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..capture.op_facts import changed_inputs
 from ..capture.records import value_of
-from ..capture.trace import Ranges
+from ..capture.size_ranges import Ranges
 from ..errors import InputError
 
 _MOST = 2**62

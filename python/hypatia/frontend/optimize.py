@@ -14,7 +14,8 @@ from .._torch import pytree
 from ..capture.model_state import Reads, buffers_kept
 from ..capture.op_facts import changed_inputs, changes_inputs, name_of
 from ..capture.records import value_of
-from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
+from ..capture.size_ranges import Ranges
+from ..capture.trace import NotFunctionalError, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
 from ..execute import choose

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import functools
+import logging
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
+from .own_calls import with_own_calls
+
+log = logging.getLogger(__name__)
+
 _STANDARD = tuple(name for name in vars(nn.Module()) if name != "training")
 _KEPT = ("_call_impl", "_wrapped_call_impl", "_slow_forward")
 """Methods that calls are made of."""
+_CALLING = ("generate",)
+"""Methods that call the model again and again: they call the stand-in."""
 
 
 class StandIn(nn.Module):
     """A module that stands for a model.
 
     Parameters, buffers, modules and hooks are the model's: the same dictionaries. Methods are the model's
-    too; where they return the model they return the stand-in. What is set is set on the model.
+    too; where they return the model they return the stand-in, and ``generate`` calls the stand-in. What is
+    set is set on the model.
     """
 
     model: nn.Module
@@ -40,7 +48,19 @@ class StandIn(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name == "model":
             raise AttributeError(name)
-        return getattr(self.model, name)
+        return getattr(self._calling() if name in _CALLING else self.model, name)
+
+    def _calling(self) -> nn.Module:
+        """The model, as one that calls the stand-in."""
+        known: nn.Module | None = vars(self).get("_caller")
+        if known is None or type(known).__base__ is not type(self.model):
+            try:
+                known = with_own_calls(self.model, self.__call__)
+            except Exception:
+                log.info("generate calls the model as it is: its class has no other", exc_info=True)
+                return self.model
+            vars(self)["_caller"] = known
+        return known
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = name in vars(self) and name not in _STANDARD

@@ -76,7 +76,7 @@ class Flat:
         kind = type(value)
         if self._given is not None and id(value) in self._given:
             return self._given[id(value)]
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) or (kind is torch.SymInt and self._given is not None):
             return self._leaf(value)
         if kind in (int, float, torch.SymInt) and self._given is None:
             self.leaves.append(value)

@@ -15,7 +15,8 @@ from .._torch import FakeTensorMode, TracingContext, detect_fake_mode, tracing
 from ..capture.layout import overlaps
 from ..capture.model_state import Parts
 from ..capture.records import value_of
-from ..capture.trace import Ranges, distinct, exported
+from ..capture.size_ranges import Ranges
+from ..capture.trace import distinct, exported
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
