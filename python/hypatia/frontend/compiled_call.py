@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.layout import overlaps
-from ..capture.model_state import ChangesItselfError, Parts, buffers_kept
+from ..capture.model_state import ChangesItselfError, Parts
 from ..capture.op_facts import changed_inputs
-from ..capture.records import path_of, value_of
+from ..capture.records import value_of
 from ..capture.trace import Ranges
 from ..compiler import pipeline
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
-from ..execute.agreement import agree
 from ..execute.changes import State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
@@ -33,46 +30,10 @@ from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
+from .same_as_model import changed_tensors, computes_the_same, kept_buffers
 from .structure_code import BuildResult, Take, taker
 
 log = logging.getLogger(__name__)
-
-
-def computes_the_same(captured: fx.GraphModule, model: FlatModel, inputs: Sequence[object]) -> bool:
-    """Whether a captured graph computes what its model does: a run on fake tensors may take another way."""
-    random = RandomState(devices_of(inputs))
-    before = State(changed_tensors(captured, inputs), device_of(inputs))
-    outline = model.hypatia_outline()
-    results = []
-    with torch.no_grad():
-        for call in (captured, model):
-            with _buffers_kept(model.hypatia_model, before):
-                found = pytree.tree_leaves(call(*inputs))
-                # Results may lie in what is changed.
-                kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
-                results.append([*kept, *(t.clone() for t in before.tensors)])
-            before.restore()
-            random.restore()
-        return (
-            model.hypatia_outline() == outline
-            and len(results[0]) == len(results[1])
-            and all(map(agree, *results))
-        )
-
-
-def _buffers_kept(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:
-    """A model that changes buffers may do so by putting others in their place."""
-    return buffers_kept(model) if changes.tensors else contextlib.nullcontext()
-
-
-def changed_tensors(gm: fx.GraphModule, leaves: Sequence[object]) -> list[torch.Tensor]:
-    """Inputs and buffers that a graph changes in place."""
-    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), leaves, strict=True))
-    found = [
-        operator.attrgetter(path_of(n))(gm) if n.op == "get_attr" else inputs.get(n)
-        for n in changed_inputs(gm)
-    ]
-    return [t for t in found if isinstance(t, torch.Tensor)]
 
 
 class CompiledCall:
@@ -114,6 +75,8 @@ class CompiledCall:
         self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
         """A plan that lost by little, and may run later."""
+        self._lies: list[object] | None = None
+        """How the model's own results lie in memory, if that is known."""
         self._run: Callable[..., object] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
@@ -191,9 +154,12 @@ class CompiledCall:
             return
         timed = not effects_of(found.original)
         checked = Options.parse(options).checksum_mode != "off"
-        if checked and timed and not computes_the_same(found.original, self._flat, inputs):
-            log.warning("the model runs as it is: what was captured of it computes something else")
-            return
+        if checked and timed:
+            lies = computes_the_same(found.original, self._flat, inputs, found.returned)
+            if lies is None:
+                log.warning("the model runs as it is: what was captured of it computes something else")
+                return
+            self._lies = lies or None
         self.report = report
         if opened:
             self.open = found.ranges
@@ -229,7 +195,9 @@ class CompiledCall:
             )
             if (plan := self._contender) is not None:
                 forms.append(lambda *flat: plan.run(flat))
-            alike = all(lies_alike(f, self._flat, inputs, {}, changes=changes) for f in forms)
+            alike = all(
+                lies_alike(f, self._flat, inputs, {}, changes=changes, known=self._lies) for f in forms
+            )
         except Exception:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
             alike = False
@@ -259,7 +227,7 @@ class CompiledCall:
             forms = {"graph": lambda: kept(*inputs), "eager": lambda: eager(*inputs)}
             record = functools.partial(self._recorded, found, device, inputs)
             tensors = all(isinstance(t, torch.Tensor) for t in inputs)
-            with torch.no_grad(), _buffers_kept(model, before):
+            with torch.no_grad(), kept_buffers(model, before):
                 choice = choose.fastest(
                     forms, device, plan=plan, args=inputs, record=record if tensors else None
                 )

@@ -129,6 +129,8 @@ class Optimized:
     """Checks how torch's ops run the graph; what to keep."""
     frozen: bool
     """Weights count as constants: there are no gradients."""
+    returned: list[object] | None
+    """What the captured graph returned on the example inputs when it was checked, flat, if that is kept."""
 
 
 def optimized(
@@ -186,7 +188,15 @@ def optimized(
         by_plan(kept)
     graph = plans.get(kept.optimized)
     return Optimized(
-        kept.optimized, gm, report, ranges, reads, graph, lambda: checked(_interpreted).optimized, freeze
+        kept.optimized,
+        gm,
+        report,
+        ranges,
+        reads,
+        graph,
+        lambda: checked(_interpreted).optimized,
+        freeze,
+        references.results(gm),
     )
 
 

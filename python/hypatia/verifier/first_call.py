@@ -25,7 +25,7 @@ from ..execute import choose, recording
 from ..execute.native import NativeGraph
 from ..execute.plans import TF32
 from ..locks import COMPILING
-from ..timeline import COMPARISON, FORMS, stage
+from ..timeline import COMPARISON, stage
 from .blame import broken_steps, smallest
 from .candidates import Attempt, CheckedCall, Form, Forward, quietly
 from .compare import References
@@ -177,7 +177,7 @@ class Guard:
             recorded["recording"] = made
             return made.try_on(checked.inputs)
 
-        with quietly(), stage(FORMS):
+        with quietly():
             choice = choose.fastest(forms, device, plan=plan, args=checked.inputs, record=record)
         if plan is not None:
             plan.settled = True
