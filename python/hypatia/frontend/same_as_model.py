@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .._torch import pytree
 from ..capture.model_state import buffers_kept
-from ..capture.op_facts import changed_inputs, draws
+from ..capture.op_facts import changed_inputs, draws_at
 from ..capture.records import path_of
 from ..execute.agreement import agree
 from ..execute.changes import State
@@ -41,7 +41,7 @@ def computes_the_same(
     outline = model.hypatia_outline()
     results: list[list[Any]] = []
     lies: list[object] = []
-    if before.tensors or any(draws(n.target) for n in captured.graph.nodes):
+    if before.tensors or any(map(_may_draw, captured.graph.nodes)):
         returned = None
     with torch.no_grad():
         if returned is not None:
@@ -62,6 +62,10 @@ def computes_the_same(
             and all(map(agree, *results))
         )
     return lies if same else None
+
+
+def _may_draw(node: fx.Node) -> bool:
+    return draws_at(node) or node.op in ("call_module", "call_method")
 
 
 def kept_buffers(model: nn.Module, changes: State) -> contextlib.AbstractContextManager[None]:
