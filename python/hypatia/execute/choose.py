@@ -156,7 +156,7 @@ class LaterTiming:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
-        if begun is None or not _is_quiet(self._device):
+        if begun is None or not is_quiet(self._device):
             self._call_times = {}
             return self._kept(args)
         at = self._calls - begun
@@ -184,7 +184,7 @@ class LaterTiming:
         self._ended(self._calls, seconds, decide(seconds) == "plan")
 
 
-def _is_quiet(device: torch.device) -> bool:
+def is_quiet(device: torch.device) -> bool:
     """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return not (

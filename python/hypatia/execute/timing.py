@@ -146,7 +146,7 @@ def _measured(form: Callable[[], object], latest: float, *, gpu: bool) -> list[A
     """Seconds of one call or more, of which the latest took so long."""
     if gpu:
         return [_apart(form)]
-    return [(0.0, _taken(form))] if latest > BRIEF else _turn(form)
+    return [(0.0, _busy(form))] if latest > BRIEF else _turn(form)
 
 
 def _if_it_runs(form: Callable[[], object], latest: float, *, gpu: bool) -> list[Apart]:
@@ -204,7 +204,7 @@ def _waiting(device: torch.device) -> Callable[[], object]:
 def _turn(form: Callable[[], object]) -> list[Apart]:
     """Seconds of calls in a row, when the threads that they need are awake."""
     start = time.perf_counter()
-    first = _taken(form)
+    first = _busy(form)
     if first > ALONE:
         return [(0.0, first)]
     while time.perf_counter() - start < WAKE:
@@ -221,6 +221,13 @@ def _taken(form: Callable[[], object], wait: Callable[[], object] = lambda: None
     form()
     wait()
     return time.perf_counter() - before
+
+
+def _busy(form: Callable[[], object]) -> float:
+    """Seconds of a call of a CPU; of one thread those in which it had a core, whatever else runs there."""
+    before = time.process_time()
+    taken = _taken(form)
+    return min(taken, time.process_time() - before) if torch.get_num_threads() == 1 else taken
 
 
 def _is_twice_as_fast(times: Mapping[str, Sequence[Apart]]) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.layout import overlaps
 from ..capture.model_state import ChangesItselfError, Parts
-from ..capture.op_facts import changed_inputs
+from ..capture.op_facts import changed_inputs, effects_of
 from ..capture.records import value_of
 from ..capture.trace import Ranges
 from ..compiler import pipeline
@@ -24,7 +24,7 @@ from ..execute.changes import State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
 from ..options import Options
-from ..verifier.first_call import device_of, effects_of
+from ..verifier.first_call import device_of
 from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .._torch import pytree
 from ..capture.model_state import Reads, buffers_kept
-from ..capture.op_facts import changed_inputs, changes_inputs, name_of
+from ..capture.op_facts import changed_inputs, changes_inputs, effects_of, name_of
 from ..capture.records import value_of
 from ..capture.trace import NotFunctionalError, Ranges, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
@@ -22,7 +22,7 @@ from ..execute.native import NativeGraph
 from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
-from ..verifier.first_call import Guard, device_of, effects_of
+from ..verifier.first_call import Guard, device_of
 from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .input_check import with_checked_inputs
@@ -186,18 +186,8 @@ def optimized(
     kept = checked(by_plan)
     if kept.optimized not in plans:
         by_plan(kept)
-    graph = plans.get(kept.optimized)
-    return Optimized(
-        kept.optimized,
-        gm,
-        report,
-        ranges,
-        reads,
-        graph,
-        lambda: checked(_interpreted).optimized,
-        freeze,
-        references.results(gm),
-    )
+    found = (kept.optimized, gm, report, ranges, reads, plans.get(kept.optimized))
+    return Optimized(*found, lambda: checked(_interpreted).optimized, freeze, references.results(gm))
 
 
 _PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
