@@ -186,7 +186,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
         help="of weights and inputs (bf16 on a GPU, fp32 on a CPU; conv, graphnet: the row's)",
     )
     add("--small", action="store_true", help="2 layers, batch 1, sequence 64, small vocabularies: for a CPU")
-    add("--layers", type=int, default=4, help="layers of models of transformers (4)")
+    add("--layers", type=int, default=0, help="layers of models of transformers (4; small: 2)")
     add("--training", action="store_true", help="forward, loss and backward; dropout drops nothing")
     add("--forms", default="", help=f"which of {','.join(LABELS)} (all; without times only ours)")
     add("--only", default="", metavar="REGEX", help="models with this in their names")

@@ -40,8 +40,8 @@ AHEAD = 1.3
 take about as long as torch's."""
 
 PAUSES, PATIENCE = (0.02, 0.1), 0.3
-"""Seconds after which a plan that lost is timed again, unless timing took so long: of long calls, what
-disturbs one does not disturb them all."""
+"""Seconds after which a plan that lost is timed again; once, and beside the winner alone, if timing took so
+long."""
 
 SECONDS = 0.05
 """How long forms are timed."""
@@ -223,13 +223,18 @@ def _patiently(forms: Forms, copies: int, device: torch.device) -> Times:
     start = time.perf_counter()
     times = timing.timed(forms, SECONDS, device)
     for pause in PAUSES if "plan" in forms else ():
-        if decide(times.taken, copies).endswith("plan") or time.perf_counter() - start > PATIENCE:
+        kept = decide(times.taken, copies)
+        if kept.endswith("plan"):
             break
+        is_long = time.perf_counter() - start > PATIENCE
         time.sleep(pause)
-        again = timing.timed(forms, SECONDS, device)
+        both = {name: forms[name] for name in ("plan", kept)}
+        again = timing.timed(both if is_long else forms, SECONDS, device)
         taken = {n: min(t, again.taken.get(n, t)) for n, t in times.taken.items()}
         apart = {n: min(t, again.apart.get(n, t), key=max) for n, t in times.apart.items()}
         times = Times(taken, apart)
+        if is_long:
+            break
     return times
 
 
