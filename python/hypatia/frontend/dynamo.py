@@ -147,7 +147,7 @@ def _compile_part(
         _remember(report)
         if collected is not None:
             collected.append(report)
-    passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled))
+    passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled, report))
     return _boxed(lambda args: latest()(args), compiled.optimized)
 
 

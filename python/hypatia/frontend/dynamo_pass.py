@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from ..compiler.report import GraphReport
+
 
 @dataclasses.dataclass
 class Pass:
@@ -22,3 +24,5 @@ class Pass:
     """What runs it, on a list of arguments that it empties."""
     settled: Callable[[], bool]
     """Whether that stays so."""
+    report: GraphReport | None
+    """None: it runs as it was captured."""

@@ -79,6 +79,9 @@ class Contest:
         log.info("training steps are kept: %s %s", choice.kept, choice.times.taken)
         if choice.kept == "eager":
             self._run = eager
+            for report in (p.report for p in self._passes):
+                if report is not None:
+                    report.kept = "eager"
 
     def _changed(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
         """Inputs and buffers that a step changes; none if that is not known."""
