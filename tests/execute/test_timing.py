@@ -127,6 +127,18 @@ def test_a_form_that_has_clearly_lost_is_not_timed_on(clock: Clock) -> None:
     assert calls == ["plan", "eager"] * 3, "that is too close for two calls"
 
 
+def test_a_step_with_a_loss_goes_back_from_the_loss_alone() -> None:
+    x, seen = torch.ones(3, requires_grad=True), []
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        y.register_hook(lambda gradient: seen.append(gradient.tolist()))
+        return y.sum(), y
+
+    choose.with_backward(call, [x])()
+    assert seen == [[1.0, 1.0, 1.0]]
+
+
 def test_threads_of_torch_may_sleep_before_a_plan_is_timed(clock: Clock) -> None:
     taken({"plan": clock.takes(0.01), "graph": clock.takes(0.01)}, 0.0)
     assert clock.slept == pytest.approx(3 * timing.REST)

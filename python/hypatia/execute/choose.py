@@ -121,11 +121,16 @@ def decide(taken: Mapping[str, float], copies: int = 0) -> str:
 
 
 def with_backward(call: Callable[[], object], wanted: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """A training step: both passes, for those of the tensors that have gradients."""
+    """A training step: both passes, for those of the tensors that have gradients.
+
+    The backward pass begins at single numbers, if there are some: a model that returns a loss beside other
+    results is trained by the loss. Compiled passes take gradients of the others all the same, eager does not.
+    """
     leaves = [t for t in wanted if t.requires_grad]
 
     def step() -> None:
         results = [t for t in pytree.tree_leaves(call()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        results = [t for t in results if not t.dim()] or results
         if results:
             torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], allow_unused=True)
 
