@@ -3,8 +3,8 @@
     make bench-first-calls                      or
     .venv/bin/python bench/first_calls.py [--device cuda] [--only bert llama] [--json FILE]
 
-Models have all their layers. Imports are done before the clock starts, and eager has run: kernels of torch's
-are loaded then. `eager` is the time of an eager call, to compare verification with.
+On a GPU models have all their layers. Imports are done before the clock starts, and eager has run: kernels of
+torch's are loaded then. `eager` is the time of an eager call, to compare verification with.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MODELS = {
-    "resnet50": ("timm", "resnet50", 0),
-    "bert-base": ("hf", "BertForMaskedLM", 12),
-    "vit-base": ("hf", "ViT-B16", 12),
-    "llama-16": ("hf", "Llama-3.2-1B", 16),
+    "resnet50": ("timm", "resnet50", 0, 0),
+    "bert-base": ("hf", "BertForMaskedLM", 12, 4),
+    "vit-base": ("hf", "ViT-B16", 12, 4),
+    "llama-16": ("hf", "Llama-3.2-1B", 16, 2),
+    "electra-16": ("hf", "ElectraForCausalLM", 16, 16),
 }
-"""Suite, row, layers."""
+"""Suite, row, layers, and layers on a CPU. Electra's are small."""
 ENTRIES = ("hypatia.compile", "torch.compile")
 
 
-def one(name: str, entry: str, device: str) -> dict[str, Any]:
+def one(name: str, entry: str, device: str, cpu_time: bool) -> dict[str, Any]:
     """Seconds of the first call by stage, of the second, and of an eager call."""
     import torch
     import torch._dynamo
@@ -43,16 +44,20 @@ def one(name: str, entry: str, device: str) -> dict[str, Any]:
     from hypatia.timeline import watching
     from hypatia.tools import measure
 
-    suite, row, layers = MODELS[name]
+    suite, row, whole, few = MODELS[name]
+    layers = few if device == "cpu" else whole
     setting = Setting(device=device, dtype=own_dtype(suite, device), small=device == "cpu", layers=layers)
+    clock = time.process_time if cpu_time else time.perf_counter
+    if cpu_time:
+        torch.set_num_threads(1)
     case = row_named(suite, row, setting).build(setting)
     args, kwargs = case.arguments(1)
 
     def timed(call: Any) -> float:
-        start = time.perf_counter()
+        start = clock()
         call(*args, **kwargs)
         measure.wait(device)
-        return time.perf_counter() - start
+        return clock() - start
 
     with torch.no_grad():
         eager = min(timed(case.model) for _ in range(4))
@@ -60,15 +65,16 @@ def one(name: str, entry: str, device: str) -> dict[str, Any]:
             compiled = hypatia.compile(case.model)
         else:
             compiled = torch.compile(case.model, backend="hypatia")
-        with watching() as timeline:
+        with watching(clock=clock) as timeline:
             first = timed(compiled)
         second = timed(compiled)
     return {"eager": eager, "first": first, "second": second, "stages": timeline.seconds}
 
 
-def in_process(name: str, entry: str, device: str, cache: str) -> dict[str, Any]:
+def in_process(name: str, entry: str, device: str, cache: str, cpu_time: bool) -> dict[str, Any]:
     """The same in a new process, with caches in a folder."""
     command = [sys.executable, __file__, "--one", name, entry, "--device", device]
+    command += ["--cpu-time"] * cpu_time
     where = os.pathsep.join([str(HERE), str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
         command,
@@ -110,11 +116,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="models whose names have one of these words")
     parser.add_argument("--entries", nargs="*", default=ENTRIES, choices=ENTRIES)
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread, and seconds of a CPU instead of a clock's, for a machine that others use",
+    )
     parser.add_argument("--json", type=Path, default=HERE / "out" / "first_calls.json")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one(*given.one, given.device)))
+        print(json.dumps(one(*given.one, given.device, given.cpu_time)))
         return
     models = [m for m in MODELS if not given.only or any(word in m for word in given.only)]
 
@@ -125,7 +136,7 @@ def main() -> None:
                     "model": name,
                     "entry": entry,
                     "caches": caches,
-                    **in_process(name, entry, given.device, cache),
+                    **in_process(name, entry, given.device, cache, given.cpu_time),
                 }
                 for caches in ("none", "filled")
             ]

@@ -141,6 +141,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Plan, list[str]]:
         rounds=arguments.rounds,
         profile=arguments.profile,
         threads=arguments.threads,
+        cpu_time=arguments.cpu_time,
         limit=arguments.limit,
         seconds=arguments.seconds,
         jobs=arguments.jobs,
@@ -185,7 +186,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
         help="of weights and inputs (bf16 on a GPU, fp32 on a CPU; conv, graphnet: the row's)",
     )
     add("--small", action="store_true", help="2 layers, batch 1, sequence 64, small vocabularies: for a CPU")
-    add("--layers", type=int, default=4, help="layers of models of transformers (4)")
+    add("--layers", type=int, default=0, help="layers of models of transformers (4; small: 2)")
     add("--training", action="store_true", help="forward, loss and backward; dropout drops nothing")
     add("--forms", default="", help=f"which of {','.join(LABELS)} (all; without times only ours)")
     add("--only", default="", metavar="REGEX", help="models with this in their names")
@@ -195,6 +196,11 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, default=1, help="models at a time; each is still timed alone (1)")
     add("--rounds", type=int, default=7, help="samples of each form, in turns (7)")
     add("--threads", type=int, default=0, help="torch's threads in each process")
+    add(
+        "--cpu-time",
+        action="store_true",
+        help="seconds of a CPU instead of a clock's, for a machine that others use; with --threads 1",
+    )
     add("--resume", action="store_true", help="keep the rows that an earlier run has done")
     add(
         "--peers-from",
@@ -216,6 +222,8 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     add("--gib", type=float, default=4.0, help="graphnet: samples with larger tensors are refused (4)")
     add("--json", type=Path, help="where results are (bench/out/suites/<suite>_<device>_<dtype>_<mode>.json)")
     arguments = parser.parse_args(given)
+    if arguments.cpu_time and (arguments.threads != 1 or arguments.device != "cpu"):
+        parser.error("--cpu-time is for --device cpu --threads 1: seconds of several threads add up")
     if arguments.suite == "graphnet" and not arguments.samples:
         parser.error("graphnet needs --samples FOLDER")
     return arguments

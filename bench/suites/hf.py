@@ -15,7 +15,7 @@ from torch import nn
 from .rows import NO_DROPOUT, Arguments, Row, Setting
 
 SMALL_SEQUENCE = 64
-SMALL_LAYERS = 2
+LAYERS, SMALL_LAYERS = 4, 2
 SMALL_VOCABULARY = 30522
 SMALL_SECONDS = 4000
 """Samples of sound in a small run: a quarter of a second."""
@@ -60,7 +60,7 @@ class HF:
 
     def configuration(self, cls: Any, setting: Setting) -> Any:
         """The configuration at the depth asked for; small vocabularies and no dropout where that is asked."""
-        layers = SMALL_LAYERS if setting.small else setting.layers
+        layers = setting.layers or (SMALL_LAYERS if setting.small else LAYERS)
         given = _at_depth(cls, {"use_cache": False, **self.config}, layers, setting.small)
         for part, part_class in getattr(cls, "sub_configs", {}).items():
             if part in ("text_config", "vision_config"):

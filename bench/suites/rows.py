@@ -27,7 +27,8 @@ class Setting:
     """One of `DTYPES`, or ``own``: the row's."""
     small: bool = False
     """Two layers, batch 1, sequence 64: what a CPU can run."""
-    layers: int = 4
+    layers: int = 0
+    """Of models of transformers; 0: four, and two in a small run."""
     training: bool = False
     samples: str = ""
     """The folder of GraphNet's samples."""

@@ -43,6 +43,8 @@ class Plan:
     rounds: int = 7
     profile: bool = False
     threads: int = 0
+    cpu_time: bool = False
+    """Times are those that the process had a CPU."""
     limit: float = 300.0
     seconds: float = 0.0
     """For all models together; 0: no end."""
@@ -75,6 +77,7 @@ class Plan:
             "rounds": self.rounds,
             "profile": self.profile,
             "threads": self.threads,
+            "cpu_time": self.cpu_time,
             "turns": "" if prefill else self.turns,
         }
 

@@ -38,8 +38,9 @@ ORDER = (
 class Timeline:
     """Seconds of stages, each without those inside of it."""
 
-    def __init__(self, told: Callable[[str], None]) -> None:
+    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
+        self._clock = clock
         self._told = told
         self._open: list[list[float]] = []
         """Of every open stage, when it began and what stages inside of it took."""
@@ -52,12 +53,12 @@ class Timeline:
             self._said = name
             self._told(name)
         self._names.append(name)
-        self._open.append([time.perf_counter(), 0.0])
+        self._open.append([self._clock(), 0.0])
         return len(self._open)
 
     def leave(self, number: int) -> None:
         """A stage is over, and all that began inside of it."""
-        now = time.perf_counter()
+        now = self._clock()
         while len(self._open) >= number:
             name, (start, inside) = self._names.pop(), self._open.pop()
             self.add(name, now - start - inside)
@@ -77,13 +78,15 @@ _watched = _Watched()
 
 
 @contextlib.contextmanager
-def watching(told: Callable[[str], None] = lambda _: None) -> Iterator[Timeline]:
+def watching(
+    told: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Timeline]:
     """Watches the stages of this thread until the end; ``told`` gets the name of each that begins.
 
     What belongs to no stage is other. One watcher is inside of another like any stage.
     """
     outer = _watched.timeline
-    timeline = _watched.timeline = Timeline(told)
+    timeline = _watched.timeline = Timeline(told, clock)
     number = timeline.enter(OTHER)
     try:
         yield timeline

@@ -34,9 +34,14 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.slept = 0.0
+        self.waited = 0.0
+        """Of the time that went by, when others had the core."""
 
     def perf_counter(self) -> float:
         return self.now
+
+    def process_time(self) -> float:
+        return self.now - self.slept - self.waited
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -94,6 +99,44 @@ def test_a_call_that_was_disturbed_does_not_count(clock: Clock) -> None:
     # Of a few, the fastest.
     forms = {"plan": clock.takes(0.5, 0.1, 0.5), "graph": clock.takes(0.4)}
     assert taken(forms, 0.05)["plan"] == pytest.approx(0.1)
+
+
+def test_what_others_take_of_a_core_does_not_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded() -> None:
+        clock.now += 0.5
+        clock.waited += 0.4
+
+    assert taken({"plan": crowded, "eager": clock.takes(0.3)}, 0.05)["plan"] == pytest.approx(0.1)
+    # Of several threads nothing is known.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert taken({"plan": crowded, "eager": clock.takes(0.3)}, 0.05)["plan"] == pytest.approx(0.5)
+
+
+def test_a_form_that_has_clearly_lost_is_not_timed_on(clock: Clock) -> None:
+    calls: list[str] = []
+
+    def counted(name: str, seconds: float) -> Callable[[], None]:
+        form = clock.takes(seconds)
+        return lambda: (calls.append(name), form())[1]
+
+    times = taken({"plan": counted("plan", 0.1), "eager": counted("eager", 0.13)}, 0.05)
+    assert times == {"plan": pytest.approx(0.1), "eager": pytest.approx(0.13)}
+    assert calls == ["plan", "eager"] * 2, "the first call of a long one counts"
+    calls.clear()
+    taken({"plan": counted("plan", 0.1), "eager": counted("eager", 0.12)}, 0.05)
+    assert calls == ["plan", "eager"] * 3, "that is too close for two calls"
+
+
+def test_a_step_with_a_loss_goes_back_from_the_loss_alone() -> None:
+    x, seen = torch.ones(3, requires_grad=True), []
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        y.register_hook(lambda gradient: seen.append(gradient.tolist()))
+        return y.sum(), y
+
+    choose.with_backward(call, [x])()
+    assert seen == [[1.0, 1.0, 1.0]]
 
 
 def test_threads_of_torch_may_sleep_before_a_plan_is_timed(clock: Clock) -> None:

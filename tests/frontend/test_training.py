@@ -317,7 +317,7 @@ def test_what_has_no_step_is_compared_with_eager(faster: str, monkeypatch: pytes
         torch.testing.assert_close(torch.rand(1), drawn)
         twin.calls.add_(1)
     assert call._last_training.step is None
-    assert ["plain", "eager"] in asked
+    assert ["eager", "plain"] in asked, "of equals, eager is kept on a CPU"
     assert call._last_training.eager is (faster == "eager")
 
 

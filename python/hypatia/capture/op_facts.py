@@ -161,3 +161,23 @@ def is_best_whole(op: OpOverload) -> bool:
         return True
     name = name_of(op)
     return name in _LOOPS or f"{name}.{op._overloadname}" in _calls_of_the_table()
+
+
+_OUTSIDE = ("_c10d_functional", "c10d", "_dtensor", "fsdp", "symm_mem")
+"""Namespaces of ops that talk to other processes: ranks would wait for each other forever."""
+
+
+def effects_of(gm: fx.GraphModule) -> list[str]:
+    """Calls that other processes or the outside world would notice if they were made again."""
+    return effects_in(gm.graph)
+
+
+def effects_in(graph: fx.Graph) -> list[str]:
+    """The same for a graph without its module."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            namespace = getattr(node.target, "namespace", "")
+            if namespace in _OUTSIDE or node.target is torch.ops.higher_order.with_effects:
+                found[str(node.target)] = None
+    return list(found)

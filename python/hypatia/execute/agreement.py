@@ -61,12 +61,16 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> fl
     if not ours.numel() or torch.equal(ours, theirs):
         return 0.0
     a, b = ours.double(), theirs.double()
+    unit = ULPS * torch.finfo(ours.dtype).eps
+    apart, scale = (float(torch.stack(t.aminmax()).abs().amax()) for t in (a - b, b))
+    if apart < math.inf and scale < math.inf:
+        return apart / (max(scale, least, 1e-30) * unit)
     odd = ~torch.isfinite(b)
     if not torch.equal(a[odd].nan_to_num(), b[odd].nan_to_num()):
         return math.inf
     scale = b[~odd].abs().max().item() if (~odd).any() else 1.0
     apart = (a - b)[~odd].abs().max().item() if (~odd).any() else 0.0
-    return apart / (max(scale, least, 1e-30) * ULPS * torch.finfo(ours.dtype).eps)
+    return apart / (max(scale, least, 1e-30) * unit)
 
 
 def _is_float(value: object) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from .._torch import pytree
+from ..timeline import FORMS, stage
 from . import timing
 from .native import NativeGraph
 from .timing import CallTimes, Forms, Times
@@ -34,8 +35,13 @@ SPLIT = {"bf16x6"}
 PLAINER = 256 << 20
 """Bytes of packed weights up to which a second plan without such layers is tried."""
 
-PAUSES = (0.02, 0.1)
-"""Seconds after which a plan that lost is timed again."""
+AHEAD = 1.3
+"""How many times as fast as the others a plan is to be for that not to be tried: the plainer plan's products
+take about as long as torch's."""
+
+PAUSES, PATIENCE = (0.02, 0.1), 0.3
+"""Seconds after which a plan that lost is timed again; once, and beside the winner alone, if timing took so
+long."""
 
 SECONDS = 0.05
 """How long forms are timed."""
@@ -64,6 +70,7 @@ class Choice(NamedTuple):
         return lost and taken["plan"] <= NARROW * taken.get(self.kept, 0.0)
 
 
+@stage(FORMS)
 def fastest(
     forms: Forms,
     device: torch.device,
@@ -78,25 +85,18 @@ def fastest(
     wait for.
     """
     forms = dict(forms)
-    plainer = None
     if plan is not None:
         plan.native = True
         # Packing weights is not part of a call.
         if plan.run(args) is not None and plan.native:
-            plainer = _plainer(plan, args)
-            theirs = {"plan": plan, "plainer plan": plainer}
-            made = {name: _calling(graph, args) for name, graph in theirs.items() if graph is not None}
-            forms = {**made, **forms}
+            forms = {"plan": _calling(plan, args), **forms}
         else:
             why = plan.binding.refusal or "it is not for these arguments"
             log.info("the native plan does not run: %s", why)
     copies = 0 if plan is None else plan.binding.bytes[1]
     times = _patiently(forms, copies, device)
-    if plan is not None and plainer is not None:
-        other = times.taken.pop("plainer plan")
-        if other < times.taken["plan"]:
-            plan.binding.take(plainer.binding)
-            times.taken["plan"] = other
+    if plan is not None and "plan" in times.taken:
+        _try_plainer(plan, args, times.taken, device)
     if record is not None:
         times = _with_recording(times, record, device)
     kept = decide(times.taken, copies)
@@ -121,11 +121,16 @@ def decide(taken: Mapping[str, float], copies: int = 0) -> str:
 
 
 def with_backward(call: Callable[[], object], wanted: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """A training step: both passes, for those of the tensors that have gradients."""
+    """A training step: both passes, for those of the tensors that have gradients.
+
+    The backward pass begins at single numbers, if there are some: a model that returns a loss beside other
+    results is trained by the loss. Compiled passes take gradients of the others all the same, eager does not.
+    """
     leaves = [t for t in wanted if t.requires_grad]
 
     def step() -> None:
         results = [t for t in pytree.tree_leaves(call()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        results = [t for t in results if not t.dim()] or results
         if results:
             torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], allow_unused=True)
 
@@ -156,7 +161,7 @@ class LaterTiming:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
-        if begun is None or not _is_quiet(self._device):
+        if begun is None or not is_quiet(self._device):
             self._call_times = {}
             return self._kept(args)
         at = self._calls - begun
@@ -184,7 +189,7 @@ class LaterTiming:
         self._ended(self._calls, seconds, decide(seconds) == "plan")
 
 
-def _is_quiet(device: torch.device) -> bool:
+def is_quiet(device: torch.device) -> bool:
     """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return not (
@@ -220,16 +225,39 @@ def _with_recording(times: Times, record: Record, device: torch.device) -> Times
 def _patiently(forms: Forms, copies: int, device: torch.device) -> Times:
     """Times of the forms. A plan that would be dropped is timed again: what disturbs one measurement may
     spare the next."""
+    start = time.perf_counter()
     times = timing.timed(forms, SECONDS, device)
     for pause in PAUSES if "plan" in forms else ():
-        if decide(times.taken, copies).endswith("plan"):
+        kept = decide(times.taken, copies)
+        if kept.endswith("plan"):
             break
+        is_long = time.perf_counter() - start > PATIENCE
         time.sleep(pause)
-        again = timing.timed(forms, SECONDS, device)
+        both = {name: forms[name] for name in ("plan", kept)}
+        again = timing.timed(both if is_long else forms, SECONDS, device)
         taken = {n: min(t, again.taken.get(n, t)) for n, t in times.taken.items()}
         apart = {n: min(t, again.apart.get(n, t), key=max) for n, t in times.apart.items()}
         times = Times(taken, apart)
+        if is_long:
+            break
     return times
+
+
+def _try_plainer(
+    plan: NativeGraph, args: Sequence[object], taken: dict[str, float], device: torch.device
+) -> None:
+    """Takes the plainer plan where it is the faster one. It is packed and tried only where the plan is not
+    far ahead of the other forms."""
+    if AHEAD * taken["plan"] <= min((t for n, t in taken.items() if n != "plan"), default=0.0):
+        return
+    plainer = _plainer(plan, args)
+    if plainer is None:
+        return
+    both = {"plan": _calling(plan, args), "plainer plan": _calling(plainer, args)}
+    again = timing.timed(both, SECONDS, device).taken
+    if again["plainer plan"] < again["plan"]:
+        plan.binding.take(plainer.binding)
+        taken["plan"] *= again["plainer plan"] / again["plan"]
 
 
 def _plainer(native: NativeGraph, args: Sequence[object]) -> NativeGraph | None:

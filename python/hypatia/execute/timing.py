@@ -21,6 +21,12 @@ BRIEF, WAKE, TURN = 0.002, 0.002, 0.002
 """Seconds of a call that is made many times in a turn, of such calls until threads are awake and on cores of
 their own, and of the turn after that."""
 
+ALONE = 0.02
+"""Seconds of a call so long that its threads being awake before it makes no difference."""
+
+BEHIND = 1.25
+"""A form has lost when each of its calls took so many times as long as any call of another form."""
+
 QUEUED, QUEUE = 20, 0.0005
 """Calls that are queued on a GPU at most, and seconds for which some are. More would fill its queue, and the
 host would wait."""
@@ -51,7 +57,8 @@ def timed(forms: Forms, seconds: float, device: torch.device) -> Times:
     """What a call usually takes in each form, in turns.
 
     The form "graph" has the rewrites of the form "plan": where "eager" takes twice as long as the plan, the
-    graph is left out. So it is if it does not run.
+    graph is left out. So it is if it does not run. On a CPU, a form that has clearly lost is not called
+    again.
     """
     if instead is not None:
         return Times(instead(list(forms)), {})
@@ -105,31 +112,57 @@ class CallTimes:
 
 def _in_turns(forms: Forms, seconds: float, *, gpu: bool) -> dict[str, Apart]:
     times: dict[str, list[Apart]] = {name: [] for name in sorted(forms, key=lambda name: name == "graph")}
-    first = next(iter(times))
+    running = list(times)
     spinning = not gpu
     start = time.perf_counter()
-    while (
-        not times[first]
-        or (spent := time.perf_counter() - start) < seconds
-        or (len(times[first]) < 3 and spent < 1.0)
-    ):
-        for name in list(times):
-            form = forms[name]
-            if name == "graph" and not times[name] and (_is_twice_as_fast(times) or not _runs(form)):
-                del times[name]
-                continue
-            if gpu:
-                times[name].append(_apart(form))
-                continue
+    spent, rounds = 0.0, 0
+    while not rounds or spent < seconds or (rounds < 3 and spent < 1.0):
+        for name in list(running):
             latest = times[name][-1][1] if times[name] else 0.0
-            if name.endswith("plan") and spinning and latest < LONG:
-                # Plans have threads of their own, which sleep at once.
-                time.sleep(REST)
-            spinning = not name.endswith("plan")
-            times[name] += [(0.0, _taken(form))] if latest > BRIEF else _turn(form)
-        if gpu and _is_clear(times):
+            if not gpu:
+                if name.endswith("plan") and spinning and latest < LONG:
+                    # Plans have threads of their own, which sleep at once.
+                    time.sleep(REST)
+                spinning = not name.endswith("plan")
+            if name == "graph" and not times[name]:
+                taken = [] if _is_twice_as_fast(times) else _if_it_runs(forms[name], latest, gpu=gpu)
+            else:
+                taken = _measured(forms[name], latest, gpu=gpu)
+            times[name] += taken
+            if not taken:
+                running.remove(name)
+        rounds += 1
+        spent = time.perf_counter() - start
+        if gpu and _is_clear({name: times[name] for name in running}):
             break
-    return {name: _usual(times[name]) for name in forms if name in times}
+        if not gpu and spent >= seconds and rounds > 1:
+            running = [name for name in running if not _is_beaten(name, times)]
+            if len(running) == 1:
+                break
+    return {name: _usual(times[name]) for name in forms if times[name]}
+
+
+def _measured(form: Callable[[], object], latest: float, *, gpu: bool) -> list[Apart]:
+    """Seconds of one call or more, of which the latest took so long."""
+    if gpu:
+        return [_apart(form)]
+    return [(0.0, _busy(form))] if latest > BRIEF else _turn(form)
+
+
+def _if_it_runs(form: Callable[[], object], latest: float, *, gpu: bool) -> list[Apart]:
+    """The same; none if the call fails."""
+    try:
+        return _measured(form, latest, gpu=gpu)
+    except Exception:
+        log.info("the graph does not run", exc_info=True)
+        return []
+
+
+def _is_beaten(name: str, times: Mapping[str, Sequence[Apart]]) -> bool:
+    """Whether each of at least two calls took clearly longer than any call of another form."""
+    least = min(host for _, host in times[name])
+    others = (taken for other, taken in times.items() if other != name and taken)
+    return any(least > BEHIND * max(host for _, host in taken) for taken in others)
 
 
 def _usual(taken: Sequence[Apart]) -> Apart:
@@ -171,6 +204,9 @@ def _waiting(device: torch.device) -> Callable[[], object]:
 def _turn(form: Callable[[], object]) -> list[Apart]:
     """Seconds of calls in a row, when the threads that they need are awake."""
     start = time.perf_counter()
+    first = _busy(form)
+    if first > ALONE:
+        return [(0.0, first)]
     while time.perf_counter() - start < WAKE:
         form()
     start = time.perf_counter()
@@ -187,19 +223,17 @@ def _taken(form: Callable[[], object], wait: Callable[[], object] = lambda: None
     return time.perf_counter() - before
 
 
+def _busy(form: Callable[[], object]) -> float:
+    """Seconds of a call of a CPU; of one thread those in which it had a core, whatever else runs there."""
+    before = time.process_time()
+    taken = _taken(form)
+    return min(taken, time.process_time() - before) if torch.get_num_threads() == 1 else taken
+
+
 def _is_twice_as_fast(times: Mapping[str, Sequence[Apart]]) -> bool:
     if not all(times.get(name) for name in ("plan", "eager")):
         return False
     return 2 * max(_usual(times["plan"])) < max(_usual(times["eager"]))
-
-
-def _runs(form: Callable[[], object]) -> bool:
-    try:
-        form()
-    except Exception:
-        log.info("the graph does not run", exc_info=True)
-        return False
-    return True
 
 
 def _is_clear(times: Mapping[str, Sequence[Apart]]) -> bool:

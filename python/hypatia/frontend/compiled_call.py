@@ -13,7 +13,7 @@ from torch import nn
 from .._torch import pytree, use_lazy_graph_module
 from ..capture.layout import overlaps
 from ..capture.model_state import ChangesItselfError, Parts
-from ..capture.op_facts import changed_inputs
+from ..capture.op_facts import changed_inputs, effects_of
 from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..compiler import pipeline
@@ -24,13 +24,13 @@ from ..execute.changes import State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
 from ..options import Options
-from ..verifier.first_call import device_of, effects_of
+from ..verifier.first_call import device_of
 from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory, unread_check
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
-from .same_results import changed_buffers_kept, changed_tensors, computes_the_same
+from .same_as_model import changed_tensors, computes_the_same, kept_buffers
 from .structure_code import BuildResult, Take, taker
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class CompiledCall:
         self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
         """A plan that lost by little, and may run later."""
+        self._lies: list[object] | None = None
+        """How the model's own results lie in memory, if that is known."""
         self._run: Callable[..., object] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
@@ -159,9 +161,12 @@ class CompiledCall:
             return
         timed = not effects_of(found.original)
         checked = Options.parse(options).checksum_mode != "off"
-        if checked and timed and not computes_the_same(found.original, self._flat, inputs):
-            log.warning("the model runs as it is: what was captured of it computes something else")
-            return
+        if checked and timed:
+            lies = computes_the_same(found.original, self._flat, inputs, found.returned)
+            if lies is None:
+                log.warning("the model runs as it is: what was captured of it computes something else")
+                return
+            self._lies = lies or None
         self.report = report
         if opened:
             self.open = found.ranges
@@ -200,7 +205,9 @@ class CompiledCall:
             )
             if (plan := self._contender) is not None:
                 forms.append(lambda *flat: plan.run(flat))
-            alike = all(lies_alike(f, self._flat, inputs, {}, changes=changes) for f in forms)
+            alike = all(
+                lies_alike(f, self._flat, inputs, {}, changes=changes, known=self._lies) for f in forms
+            )
         except Exception:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
             alike = False
@@ -230,7 +237,7 @@ class CompiledCall:
             forms = {"graph": lambda: kept(*inputs), "eager": lambda: eager(*inputs)}
             record = functools.partial(self._recorded, found, device, inputs)
             tensors = all(isinstance(t, torch.Tensor) for t in inputs)
-            with torch.no_grad(), changed_buffers_kept(model, before):
+            with torch.no_grad(), kept_buffers(model, before):
                 choice = choose.fastest(
                     forms, device, plan=plan, args=inputs, record=record if tensors else None
                 )

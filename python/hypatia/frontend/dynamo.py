@@ -25,6 +25,8 @@ from ..locks import COMPILING
 from ..options import Options
 from ..timeline import AUTOGRAD, REBUILD, stage
 from ..verifier.first_call import Guard
+from .dynamo_pass import Pass
+from .train_contest import Contest, as_captured
 
 __all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
 
@@ -54,12 +56,14 @@ def hypatia(
     parsed = Options.parse(options, mode)
     if name:
         log.info("compiling %s", name)
+    eager = as_captured(gm, example_inputs) if passes is None else None
+    noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
     masks = constant_masks.simplified(gm)
     whole_attention.hide(gm)
     gm.recompile()
     _compile = functools.partial(
-        _compile_part, collected=reports, passes=passes, inputs=source_names.inputs_of(gm), masks=masks
+        _compile_part, collected=reports, passes=noted, inputs=source_names.inputs_of(gm), masks=masks
     )
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
@@ -74,7 +78,8 @@ def hypatia(
     if passes is not None and hasattr(_torch.functorch_config, "force_non_lazy_backward_lowering"):
         settings["force_non_lazy_backward_lowering"] = True
     with COMPILING, _torch.functorch_config.patch(settings), stage(AUTOGRAD):
-        return compiler(gm, example_inputs)
+        compiled = compiler(gm, example_inputs)
+    return compiled if eager is None else Contest(eager, compiled, noted)
 
 
 def reports() -> list[GraphReport]:
@@ -110,7 +115,7 @@ def _compile_part(
     options: Options,
     kind: str,
     collected: list[GraphReport] | None,
-    passes: list[Pass] | None,
+    passes: list[Pass],
     inputs: list[str],
     masks: list[str],
 ) -> object:
@@ -142,8 +147,7 @@ def _compile_part(
         _remember(report)
         if collected is not None:
             collected.append(report)
-    if passes is not None:
-        passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled))
+    passes.append(Pass(kind, gm.graph, metadata, latest, lambda: guard is None or guard.settled, report))
     return _boxed(lambda args: latest()(args), compiled.optimized)
 
 
@@ -156,21 +160,6 @@ def _plain(gm: fx.GraphModule, kind: str, metadata: object) -> int | None:
     (output,) = gm.graph.find_nodes(op="output")
     counted = getattr(metadata, "num_forward_returns", None)
     return len(output.args[0]) if counted is None else counted
-
-
-@dataclasses.dataclass
-class Pass:
-    """One graph of a model: of inference, or the forward or backward graph of a training step."""
-
-    kind: str
-    graph: fx.Graph
-    """As it was captured."""
-    metadata: Any
-    """What AOTAutograd knows of inputs and results."""
-    latest: Callable[[], Callable[[list[object]], object]]
-    """What runs it, on a list of arguments that it empties."""
-    settled: Callable[[], bool]
-    """Whether that stays so."""
 
 
 def _partition(

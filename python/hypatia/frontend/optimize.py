@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .._torch import pytree
 from ..capture.model_state import Reads, buffers_kept
-from ..capture.op_facts import changed_inputs, changes_inputs, name_of
+from ..capture.op_facts import changed_inputs, changes_inputs, effects_of, name_of
 from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..capture.trace import NotFunctionalError, as_written, captured
@@ -23,7 +23,7 @@ from ..execute.native import NativeGraph
 from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
-from ..verifier.first_call import Guard, device_of, effects_of
+from ..verifier.first_call import Guard, device_of
 from ..verifier.reference import RandomState, devices_of
 from ..verifier.same_layout import lies_alike
 from .input_check import with_checked_inputs
@@ -130,6 +130,8 @@ class Optimized:
     """Checks how torch's ops run the graph; what to keep."""
     frozen: bool
     """Weights count as constants: there are no gradients."""
+    returned: list[object] | None
+    """What the captured graph returned on the example inputs when it was checked, flat, if that is kept."""
 
 
 def optimized(
@@ -185,10 +187,8 @@ def optimized(
     kept = checked(by_plan)
     if kept.optimized not in plans:
         by_plan(kept)
-    graph = plans.get(kept.optimized)
-    return Optimized(
-        kept.optimized, gm, report, ranges, reads, graph, lambda: checked(_interpreted).optimized, freeze
-    )
+    found = (kept.optimized, gm, report, ranges, reads, plans.get(kept.optimized))
+    return Optimized(*found, lambda: checked(_interpreted).optimized, freeze, references.results(gm))
 
 
 _PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")

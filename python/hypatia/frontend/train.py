@@ -14,6 +14,7 @@ from .. import _torch
 from .._torch import FakeTensorMode, TracingContext, detect_fake_mode, tracing
 from ..capture.layout import overlaps
 from ..capture.model_state import Parts
+from ..capture.op_facts import effects_of
 from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..capture.trace import distinct, exported
@@ -22,11 +23,11 @@ from ..errors import UnsupportedError
 from ..execute import choose
 from ..execute.changes import State
 from ..options import Options
-from ..verifier.first_call import device_of, effects_of
+from ..verifier.first_call import device_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, trained_kind
-from .dynamo import Pass
 from .dynamo import hypatia as backend
+from .dynamo_pass import Pass
 from .flat_model import FlatModel
 from .structure_code import BuildResult, Take, taker
 from .train_dynamo import Step, laid_out, lifted, step_of
@@ -193,7 +194,9 @@ class CompiledTraining:
         """Times training steps beside eager's, which is remembered if it is the fastest."""
         model = self.model if self.plain else self._flat
         wanted = (*self.model.parameters(), *leaves)
-        calls = {**forms, "eager": lambda: model(*leaves)}
+        eager = {"eager": lambda: model(*leaves)}
+        # A CPU has no plans for training: of equals, what needs nothing of ours.
+        calls = {**eager, **forms} if device_of(leaves).type == "cpu" else {**forms, **eager}
         steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
         choice = choose.fastest(steps, device_of(leaves))
         self.eager = choice.kept == "eager"

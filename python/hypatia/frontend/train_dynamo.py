@@ -21,7 +21,7 @@ from ..execute.agreement import agree
 from ..execute.changes import State, note_changes
 from ..execute.native import NativeGraph
 from ..execute.train_step import Backward, Forward, Gradients, RecordedStep, Tensors
-from .dynamo import Pass
+from .dynamo_pass import Pass
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch import pytree
 from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
@@ -70,6 +71,15 @@ class References:
             yield node, value
         self._kept[wide] = kept if size <= _KEPT else {}
         self._narrowed |= script.narrowed
+
+    def results(self, gm: fx.GraphModule) -> list[object] | None:
+        """What the original returned in its own precision, flat; none where that is not kept."""
+        (output,) = gm.graph.find_nodes(op="output")
+        kept = self._kept.get(False, {})
+        nodes = pytree.tree_leaves(output.args[0])
+        if not all(n in kept for n in nodes if isinstance(n, fx.Node)):
+            return None
+        return [kept[n] if isinstance(n, fx.Node) else n for n in nodes]
 
 
 class Comparer:

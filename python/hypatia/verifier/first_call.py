@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
-from torch import fx
 
 from .. import _torch
 from .._torch import FakeTensor
+from ..capture.op_facts import effects_of
 from ..compiler import pipeline
 from ..compiler.pipeline import CompiledGraph, Part
 from ..compiler.report import Check, GraphReport, Removed
@@ -25,7 +25,7 @@ from ..execute import choose, recording
 from ..execute.native import NativeGraph
 from ..execute.plans import TF32
 from ..locks import COMPILING
-from ..timeline import COMPARISON, FORMS, stage
+from ..timeline import COMPARISON, stage
 from .blame import broken_steps, smallest
 from .candidates import Attempt, CheckedCall, Form, Forward, quietly
 from .compare import References
@@ -37,9 +37,6 @@ TRIALS = 40
 
 ROUNDS = 4
 """Proofs that are searched for a wrong rule, one after the other."""
-
-_OUTSIDE = ("_c10d_functional", "c10d", "_dtensor", "fsdp", "symm_mem")
-"""Namespaces of ops that talk to other processes: ranks would wait for each other forever."""
 
 Recompile = Callable[[frozenset[Part]], CompiledGraph]
 """Compiles a graph again, without these parts."""
@@ -177,7 +174,7 @@ class Guard:
             recorded["recording"] = made
             return made.try_on(checked.inputs)
 
-        with quietly(), stage(FORMS):
+        with quietly():
             choice = choose.fastest(forms, device, plan=plan, args=checked.inputs, record=record)
         if plan is not None:
             plan.settled = True
@@ -325,17 +322,6 @@ def device_of(values: Sequence[object]) -> torch.device:
     """The device that computes with these values."""
     devices = [v.device for v in values if isinstance(v, torch.Tensor)]
     return next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
-
-
-def effects_of(gm: fx.GraphModule) -> list[str]:
-    """Calls that other processes or the outside world would notice if they were made again."""
-    found: dict[str, None] = {}
-    for node in gm.graph.nodes:
-        if node.op == "call_function":
-            namespace = getattr(node.target, "namespace", "")
-            if namespace in _OUTSIDE or node.target is torch.ops.higher_order.with_effects:
-                found[str(node.target)] = None
-    return list(found)
 
 
 def _checkable(args: Sequence[object]) -> bool:

@@ -18,6 +18,7 @@ from .._torch import OpOverload, pytree
 from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, is_torchs, name_of
 from ..capture.records import module_of, value_of
 from ..timeline import EAGER, WIDE, stage
+from .wide_weights import WEIGHT_PLACES, can_stay, widened_call
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -147,7 +148,8 @@ class Stream:
         self.roundings = roundings
         self.random = random.copy()
         self.env: dict[fx.Node, Any] = dict(inputs)
-        self.widened: set[fx.Node] = set()
+        self.narrow = {n for n in inputs if wide}
+        """Values in their own precision, which are widened when they are read."""
         self.dice = torch.Generator().manual_seed(seed)
         for node in script.changed:
             self.env[node] = pytree.tree_map(_cloned, self._read(node))
@@ -178,9 +180,9 @@ class Stream:
     def _read(self, node: fx.Node) -> Any:
         """A value, widened when it is first read."""
         value = self.env[node]
-        if self.wide and node.op in ("placeholder", "get_attr") and node not in self.widened:
+        if node in self.narrow:
             value = self.env[node] = pytree.tree_map(self._widened, value)
-            self.widened.add(node)
+            self.narrow.discard(node)
         return value
 
     def _run(self, step: _Step) -> object:
@@ -198,7 +200,36 @@ class Stream:
             if step.random:
                 self.random.save()
 
+    def _stays_narrow(self, step: _Step) -> bool:
+        """Whether a step makes a view of weights that need not be widened yet."""
+        read = step.node.all_input_nodes
+        return (
+            getattr(step.node.target, "is_view", False)
+            and len(read) == 1
+            and read[0] in self.narrow
+            and not step.is_result
+        )
+
+    def _weight_of(self, step: _Step) -> fx.Node | None:
+        """The weight of a step that is widened block by block, if it is still in its own precision."""
+        place = WEIGHT_PLACES.get(step.node.target)
+        weight = None if place is None else step.node.args[place]
+        return weight if isinstance(weight, fx.Node) and weight in self.narrow else None
+
     def _run_wide(self, step: _Step) -> object:
+        # Weights that are nudged, or have gradients, are the same ones for all who read them.
+        if not (self.nudge or torch.is_grad_enabled()):
+            if self._stays_narrow(step):
+                self.narrow.add(step.node)
+                args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self.env.__getitem__)
+                return step.function(*args, **kwargs)
+            weight = self._weight_of(step)
+            if weight is not None:
+                args = fx.node.map_arg(
+                    step.node.args, lambda n: self.env[n] if n is weight else self._read(n)
+                )
+                if not step.node.kwargs and can_stay(step.function, self.env[weight], args):
+                    return widened_call(step.function, args)
         args, kwargs = fx.node.map_arg((step.node.args, step.node.kwargs), self._read)
         if isinstance(step.function, fx.GraphModule):
             return self._run_inside(Script(step.function), args)
