@@ -4,13 +4,6 @@ use super::Rule;
 use super::canon::laws;
 use crate::ops::fused::activations;
 
-pub(super) fn rules() -> Vec<Rule> {
-    [activations!(linear_activations), others()]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
 macro_rules! linear_activations {
     ($($act:literal $short:literal $numerics:ident $_mlp:literal $_rule:literal;)*) => {
         vec![$(super::rule(
@@ -23,7 +16,13 @@ macro_rules! linear_activations {
         )),*]
     };
 }
-use linear_activations;
+
+pub(super) fn rules() -> Vec<Rule> {
+    [activations!(linear_activations), others()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
 
 fn others() -> Vec<Rule> {
     laws! {
