@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .. import _native, _torch, store
+from ..capture.constant_values import ancestors
 from ..capture.records import function_of, path_of, value_of
 from . import torch_calls
 from .cuda_graph import Room
@@ -69,7 +70,7 @@ class Binding:
         nodes = {n.name: n for n in self.gm.graph.nodes}
         position = {n: i for i, n in enumerate(self.gm.graph.find_nodes(op="placeholder"))}
         self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
-        sources = {n for i in about["constants"] for n in _sources(self._node[i])}
+        sources = ancestors(self._node[i] for i in about["constants"])
         self.steps = about["steps"]
         self.calls = len(about["calls"])
         self.arity = len(position)
@@ -289,17 +290,6 @@ def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., Any]:
 @functools.cache
 def _open_tuning(folder: Path | None) -> None:
     _native.tuning_folder(folder)
-
-
-def _sources(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at not in found:
-            found.add(at)
-            stack.extend(at.all_input_nodes)
-    return found
 
 
 def _value(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

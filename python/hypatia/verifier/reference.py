@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, pytree
+from ..capture.constant_values import ancestors
 from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, is_torchs, name_of
 from ..capture.records import module_of, value_of
 from ..timeline import EAGER, WIDE, stage
@@ -95,14 +96,8 @@ class Script:
         self.steps = self._steps(set(self.results))
 
     def _steps(self, results: set[fx.Node]) -> list[_Step]:
-        needed: set[fx.Node] = set()
         keep = [n for n in self.gm.graph.nodes if _is_random(n) or changes_inputs(n)]
-        stack = [*results, *keep]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(node.all_input_nodes)
+        needed = ancestors([*results, *keep])
         calls = [n for n in self.gm.graph.nodes if n in needed and n.op.startswith("call_")]
         last: dict[fx.Node, int] = {}
         for i, node in enumerate(calls):
