@@ -15,6 +15,7 @@ from torch import fx
 from .. import _native, _torch, store
 from ..capture.constant_values import ancestors
 from ..capture.records import function_of, path_of, value_of
+from ..devices import table
 from . import torch_calls
 from .cuda_graph import Room
 from .described import Described, described
@@ -60,10 +61,8 @@ class Binding:
         """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
         self._describe(described(planner.at(planner.hints)))
-        self.lead: Callable[[], int] = torch.get_num_threads
+        self.lead = table.of(self.device).lead(self.device)
         """What a plan is given first: the number of threads, or the stream."""
-        if self.device.type == "cuda":
-            self.lead = functools.partial(_torch.cuda_stream, self.device.index or 0)
 
     def _describe(self, about: Described) -> None:
         names = self.planner.names
