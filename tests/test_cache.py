@@ -72,6 +72,16 @@ def test_entries_and_clear(cache_folder: Path) -> None:
     assert store.get("plan", "a") is None
 
 
+def test_entries_of_versions_before_are_not_shown_and_give_way(cache_folder: Path) -> None:
+    store.put("plan", "a", b"data")
+    old = cache_folder / "plan" / f"{OURS}.entry"
+    old.write_bytes(b"HYPATIA\0" + (2).to_bytes(4, "little") + bytes(100))
+    old.chmod(0o600)
+    assert [e.key for e in store.entries()] == ["a"]
+    assert store.clear() == 2
+    assert not old.exists()
+
+
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPATIA_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))

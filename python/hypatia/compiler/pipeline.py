@@ -124,7 +124,7 @@ def _rebuilt(
     gm: fx.GraphModule, captured: Captured, request: Request
 ) -> tuple[program_cache.Optimization, Rebuilt]:
     """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
-    options = request.options.native(captured.device)
+    options = request.options.native(table.of(captured.device).target(captured.device))
     kernels = {name for part, name in request.without if part == "kernel"}
     with timeline.stage(timeline.SEARCH):
         optimization = _searched(captured.text, options)

@@ -20,6 +20,10 @@ class Device:
         """Why no graph of this kind has a plan, if none has."""
         return f"there are no kernels for {device.type}"
 
+    def target(self, device: torch.device) -> str:
+        """The cost model that fits it best."""
+        return "cpu"
+
     def lead(self, device: torch.device) -> Callable[[], int]:
         """What a plan is given first at each call."""
         return torch.get_num_threads
@@ -52,6 +56,11 @@ class Cuda(Device):
     def no_kernels(self, device: torch.device, kind: str) -> str:
         """The libraries that are missing."""
         return cuda.available() or ""
+
+    def target(self, device: torch.device) -> str:
+        """That of its name, if there is one."""
+        known = torch.cuda.is_available() and "H200" in torch.cuda.get_device_name(device)
+        return "h200" if known else "gpu"
 
     def lead(self, device: torch.device) -> Callable[[], int]:
         """The stream."""
