@@ -9,6 +9,9 @@ use pyo3::types::PyBytes;
 
 use crate::logging::logged;
 
+/// Kind, key, bytes, time of the last use and file of an entry.
+type Entry = (String, String, u64, f64, PathBuf);
+
 /// A folder with entries, each under a kind and a key.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct Store(store::Store);
@@ -42,8 +45,8 @@ impl Store {
         })
     }
 
-    /// Kind, key, bytes, time of the last use and file of all entries, least recently used first.
-    fn entries(&self, py: Python<'_>) -> PyResult<Vec<(String, String, u64, f64, PathBuf)>> {
+    /// All entries, least recently used first.
+    fn entries(&self, py: Python<'_>) -> PyResult<Vec<Entry>> {
         let found = logged(py, || Ok(self.0.entries()))?;
         Ok(found
             .into_iter()
