@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "KeptProgram",
     "NativePlan",
     "Optimization",
+    "Store",
     "Watch",
     "__version__",
     "borrow_threads",
@@ -131,6 +133,20 @@ class CudaPlanRest:
 
 def weight_state(tensor: torch.Tensor) -> tuple[int, int, int]:
     """The state of a weight: its version counter, where it lies, and a sum over some of its elements."""
+
+@final
+class Store:
+    """A folder with entries, each under a kind and a key."""
+
+    def __new__(cls, folder: str | PathLike[str], limit: int) -> Self: ...
+    def get(self, kind: str, key: str) -> bytes | None: ...
+    def put(self, kind: str, key: str, data: bytes) -> None: ...
+    def drop(self, kind: str, key: str) -> None: ...
+    def entries(self) -> list[tuple[str, str, int, float, Path]]: ...
+    def clear(self) -> int: ...
+    def tuning_folder(self) -> Path: ...
+    def measurements(self) -> int: ...
+    def probe(self) -> None: ...
 
 @final
 class Watch:

@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-import torch
-
 from . import _native, faults
 
 MODES = ("strict", "soft", "off")
@@ -123,11 +121,11 @@ class Options:
             raise OptionError("limits must not be negative")
         return self
 
-    def native(self, device: torch.device) -> str:
-        """The options for the Rust core, as JSON."""
+    def native(self, target: str) -> str:
+        """The options for the Rust core, as JSON, with the costs of a device if they name none."""
         return json.dumps(
             {
-                "target": self.target or _target(device),
+                "target": self.target or target,
                 "node_limit": self.node_limit,
                 "numerics": self.numerics,
                 "disabled_rules": list(self.disabled_rules),
@@ -145,12 +143,3 @@ class Options:
         if mode not in MODES:
             raise OptionError(f"{MODE_VARIABLE} must be one of {list(MODES)}, not {mode!r}")
         return mode
-
-
-def _target(device: torch.device) -> str:
-    """The cost model that fits a device best."""
-    if device.type != "cuda":
-        return "cpu"
-    if torch.cuda.is_available() and "H200" in torch.cuda.get_device_name(device):
-        return "h200"
-    return "gpu"

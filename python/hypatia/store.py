@@ -1,29 +1,20 @@
-"""A small store on disk for compiled programs and measured times; trouble with files is never an error.
+"""The store on disk for compiled programs, kernels and measured times; trouble with files is never an error.
 
-Whatever cannot be read counts as absent, and whatever cannot be written is not kept. Every file carries a
-magic, the version of its form and a checksum. It is written under another name and renamed, so that several
-processes can share a folder, and a killed one leaves nothing that is ever read.
-
-Everything lies in one folder of our own, marked, and written by its user alone (`private_files.py`).
-No file outside of it is touched, and none inside that is not named and made as ours are.
+What is kept, how, and what is refused is in the Rust half (``store.rs`` of the runtime). Here is where the
+folder lies and how large it may be, which the environment says at each call. Whatever cannot be read counts
+as absent, and whatever cannot be written is not kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import logging
 import os
 import re
-import secrets
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from . import private_files
-from .store_format import MAGIC, MOST_OF_A_KEY, BrokenError, packed, parse, parse_key
+from . import _native
 
 __all__ = [
     "Entry",
@@ -49,19 +40,6 @@ DEFAULT_SIZE = 512 << 20
 
 NAME = "hypatia-cache"
 """Our own folder, in the one that is chosen."""
-
-_MARKER = "HYPATIA-CACHE"
-_MARK = b"This folder is Hypatia's cache. Files in it may be removed at any time.\n"
-_ENTRY = re.compile(r"[0-9a-f]{40}\.entry")
-_UNFINISHED = re.compile(r"([0-9a-f]{40}-[0-9]+-[0-9a-f]{12}\.tmp)|(tuning-[0-9]+-[0-9a-f]+\.part)")
-_KIND = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_TUNING = "tuning.jsonl"
-_TUNING_HEAD = b'{"hypatia tuning":'
-_STALE_SECONDS = 3600.0
-_ROOM = 0.9
-"""Eviction goes down to this share of the limit, so that it is not needed again at the next write."""
-_LARGEST = 64 << 20
-"""Bytes of an entry; more is not read."""
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -108,210 +86,69 @@ def size_limit() -> int:
 
 def get(kind: str, key: str) -> bytes | None:
     """What was put under the key, if it is still there and whole."""
-    name = _name(kind, key)
-    if not enabled():
-        return None
-    try:
-        with _opened(kind) as place:
-            return _get(place, name, key)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as e:
-        _refused(e)
-        return None
-
-
-def _get(place: int, name: str, key: str) -> bytes | None:
-    try:
-        content = private_files.read(place, name, min(_LARGEST, size_limit()))
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        log.debug("cache file %s is not usable and counts as absent: %s", name, e)
-        return None
-    try:
-        found, data = parse(content)
-        if found != key:
-            raise BrokenError("it belongs to another key")
-    except BrokenError as e:
-        log.debug("cache file %s is not usable and counts as absent: %s", name, e)
-        _remove(place, name)
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(name, dir_fd=place, follow_symlinks=False)
-    return data
+    if enabled():
+        try:
+            return _store().get(kind, key)
+        except OSError as e:
+            _refused(e)
+    return None
 
 
 def put(kind: str, key: str, data: bytes) -> None:
     """Keeps the bytes under the key; in place of what was there before."""
-    name = _name(kind, key)
-    if not enabled():
-        return
-    content = packed(key, data)
-    if len(content) > min(_LARGEST, size_limit()):
-        log.debug("%d bytes are more than the cache may hold: not kept", len(content))
-        return
-    try:
-        with _opened(kind, make=True) as place:
-            _write(place, name, content)
-    except IsADirectoryError as e:
-        log.debug("not kept in the cache: %s", e)
-        return
-    except OSError as e:
-        if isinstance(e, FileNotFoundError) and (folder() / kind).is_dir():
-            # Another process has cleared the folder meanwhile.
-            log.debug("not kept in the cache: %s", e)
-            return
-        _refused(e)
-        return
-    _evict(keep=(kind, name))
+    if enabled():
+        try:
+            _store().put(kind, key, data)
+        except OSError as e:
+            _refused(e)
 
 
 def drop(kind: str, key: str) -> None:
     """Forgets what was put under the key: it turned out to be of no use."""
-    with contextlib.suppress(OSError), _opened(kind) as place:
-        _remove(place, _name(kind, key))
+    _store().drop(kind, key)
 
 
 def entries() -> list[Entry]:
     """All that is kept, least recently used first."""
-    found = []
-    for kind, place, name, stat in _files(_ENTRY):
-        with contextlib.suppress(OSError, BrokenError):
-            key = parse_key(private_files.start(place, name, MOST_OF_A_KEY))
-            found.append(Entry(kind, key, stat.st_size, stat.st_mtime, folder() / kind / name))
-    return sorted(found, key=lambda entry: (entry.used, entry.path))
+    return [Entry(*found) for found in _store().entries()]
 
 
 def clear() -> int:
     """Removes all entries, measurements and unfinished writes; the number of entries removed."""
-    removed = 0
-    for _, place, name, _ in _files(_ENTRY):
-        removed += _starts(place, name, MAGIC) and _remove(place, name)
-    for _, place, name, _ in _files(_UNFINISHED):
-        _remove(place, name)
-    with contextlib.suppress(OSError), _opened("tuning") as place:
-        if _starts(place, _TUNING, _TUNING_HEAD):
-            _remove(place, _TUNING)
-    return removed
+    return _store().clear()
 
 
 def tuning_folder() -> Path | None:
     """Where measured times of kernels are kept, in a file of their own; none if there is no such place."""
-    if not enabled():
-        return None
-    try:
-        with _opened("tuning", make=True):
-            return folder() / "tuning"
-    except OSError as e:
-        _refused(e)
-        return None
+    if enabled():
+        try:
+            return _store().tuning_folder()
+        except OSError as e:
+            _refused(e)
+    return None
 
 
 def measurements() -> int:
     """How many measured times are kept."""
-    with contextlib.suppress(OSError), _opened("tuning") as place:
-        lines = private_files.read(place, _TUNING, _LARGEST).splitlines()
-        return sum(line.startswith(b"{") and b'"times"' in line for line in lines)
-    return 0
+    return _store().measurements()
 
 
 def trouble() -> str | None:
     """Why nothing can be written, if that is so."""
-    name = _name("probe", "probe")
     try:
-        with _opened("probe", make=True) as place:
-            _write(place, name, packed("probe", b""))
-            _remove(place, name)
+        _store().probe()
     except OSError as e:
         return str(e)
-    with contextlib.suppress(OSError), _opened() as place:
-        os.rmdir("probe", dir_fd=place)
     return None
 
 
-def _name(kind: str, key: str) -> str:
-    if not _KIND.fullmatch(kind):
-        raise ValueError(f"a kind is made of a-z, 0-9, '-' and '_', not {kind!r}")
-    return hashlib.sha256(key.encode()).hexdigest()[:40] + ".entry"
-
-
-@contextlib.contextmanager
-def _opened(kind: str | None = None, *, make: bool = False) -> Iterator[int]:
-    """Our folder, or one of a kind in it, as a descriptor: nobody can exchange what it stands for."""
-    root = folder()
-    if not root.is_absolute():
-        raise private_files.RefusedError("there is no home folder")
-    with private_files.folder(root, _MARKER, _MARK, make=make) as store:
-        if kind is None:
-            yield store
-            return
-        with private_files.inner(store, kind, make=make) as place:
-            yield place
+def _store() -> _native.Store:
+    return _native.Store(folder(), min(size_limit(), 1 << 62))
 
 
 def _refused(error: OSError) -> None:
     """Says once that nothing is kept, and why."""
     _warn_once("folder", "the cache folder %s is not used, nothing is kept: %s", folder(), error)
-
-
-def _write(place: int, name: str, content: bytes) -> None:
-    unfinished = f"{name.partition('.')[0]}-{os.getpid()}-{secrets.token_hex(6)}.tmp"
-    private_files.replace(place, name, unfinished, content)
-
-
-def _files(names: re.Pattern[str]) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Regular files with such names: kind, its folder while it is looked at, name, what is known of it."""
-    try:
-        with _opened() as store:
-            kinds = sorted(name for name in os.listdir(store) if _KIND.fullmatch(name))
-    except OSError:
-        return
-    for kind in kinds:
-        # Another process may remove a file or a folder at any moment.
-        with contextlib.suppress(OSError), _opened(kind) as place:
-            for name in sorted(filter(names.fullmatch, os.listdir(place))):
-                with contextlib.suppress(OSError):
-                    found = os.stat(name, dir_fd=place, follow_symlinks=False)
-                    if private_files.is_file(found):
-                        yield kind, place, name, found
-
-
-def _evict(keep: tuple[str, str]) -> None:
-    """Removes what was used least recently until the rest fits, and unfinished files that are old."""
-    for _, place, name, stat in _files(_UNFINISHED):
-        if time.time() - stat.st_mtime > _STALE_SECONDS:
-            _remove(place, name)
-    limit = size_limit()
-    found = [(stat.st_mtime_ns, kind, name, stat.st_size) for kind, _, name, stat in _files(_ENTRY)]
-    total = sum(size for *_, size in found)
-    if total <= limit:
-        return
-    for _, kind, name, size in sorted(found):
-        if total <= _ROOM * limit:
-            return
-        if (kind, name) != keep:
-            with contextlib.suppress(OSError), _opened(kind) as place:
-                if _starts(place, name, MAGIC) and _remove(place, name):
-                    total -= size
-
-
-def _starts(place: int, name: str, magic: bytes) -> bool:
-    """Whether a file is one that we made."""
-    try:
-        return private_files.start(place, name, len(magic)) == magic
-    except OSError:
-        return False
-
-
-def _remove(place: int, name: str) -> bool:
-    try:
-        os.unlink(name, dir_fd=place)
-    except OSError as e:
-        if not isinstance(e, FileNotFoundError):
-            log.debug("%s cannot be removed: %s", name, e)
-        return False
-    return True
 
 
 def _warn_once(subject: str, message: str, *args: object) -> None:

@@ -10,8 +10,8 @@ from torch import fx, nn
 
 import hypatia
 from hypatia.compiler.comparison import Comparison
+from hypatia.execute.changes import RandomState
 from hypatia.verifier import candidates, compare, judge
-from hypatia.verifier.reference import RandomState
 
 
 def _compared(function: Any, inputs: tuple[torch.Tensor, ...], change: Any) -> Comparison:

@@ -309,7 +309,7 @@ def test_a_folder_in_place_of_a_cache_file(
         compile_anew()
         assert searches.count == count
     assert entry.path.is_dir()
-    assert files(cache_folder) == [store._MARKER], "a half-written file was left behind"
+    assert files(cache_folder) == ["HYPATIA-CACHE"], "a half-written file was left behind"
     assert warnings_of_the_cache(caplog) == []
 
 
@@ -415,17 +415,25 @@ def test_a_cache_folder_that_cannot_be_written(
     if old:
         assert store.trouble() is None
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(code, os.strerror(code))
+    class Refusing:
+        def get(self, *_: Any) -> None:
+            return None
 
-    monkeypatch.setattr(store.os, "replace", refuse)
-    compile_anew()
-    compile_anew()
+        def put(self, *_: Any) -> None:
+            raise OSError(code, os.strerror(code))
+
+        def tuning_folder(self) -> Path:
+            raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as refused:
+        refused.setattr(store, "_store", Refusing)
+        compile_anew()
+        compile_anew()
     (said,) = warnings_of_the_cache(caplog)
     assert "nothing is kept" in said
     assert str(cache_folder) in said
     assert os.strerror(code) in said
-    assert files(cache_folder) == [store._MARKER] * old, "a half-written file was left behind"
+    assert files(cache_folder) == ["HYPATIA-CACHE"] * old, "a half-written file was left behind"
 
 
 @pytest.mark.parametrize("where", ["missing", "under a file", "removed"])
@@ -449,14 +457,12 @@ def test_a_missing_cache_folder(
 def test_an_interrupted_write_of_the_cache(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
-    """Ctrl-C while the folder is made or a program is written: no half of a file, and the next compilation
-    is whole."""
+    """Ctrl-C before a program is written: nothing is left of it, and the next compilation is whole."""
     if old:
         assert store.trouble() is None
-    replace = Raising(os.replace, KeyboardInterrupt())
-    monkeypatch.setattr(store.os, "replace", replace)
+    monkeypatch.setattr(store, "put", Raising(store.put, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         compile_anew()
-    assert files(cache_folder) == [store._MARKER] * old
+    assert files(cache_folder) == ["HYPATIA-CACHE"] * old
     compile_anew()
     assert len(store.entries()) == 1

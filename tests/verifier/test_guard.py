@@ -17,11 +17,12 @@ from torch import nn
 import hypatia
 from hypatia import faults
 from hypatia.compiler.report import GraphReport
+from hypatia.execute.changes import RandomState
 from hypatia.frontend.dynamo import collecting
 from hypatia.verifier import candidates, compare, first_call
 from hypatia.verifier.blame import smallest
 from hypatia.verifier.candidates import checksum
-from hypatia.verifier.reference import RandomState, Script, Stream
+from hypatia.verifier.reference import Script, Stream
 from support import fresh_dynamo
 
 

@@ -11,11 +11,12 @@ const PRODUCTS: &[DType] = &[DType::F32, DType::BF16, DType::F16];
 pub const ABILITIES: Abilities = Abilities {
     name: "cuda",
     products: PRODUCTS,
-    activations: &[
-        (Activation::Relu, PRODUCTS),
+    activations: |activation| match activation {
+        Activation::Relu => PRODUCTS,
         // Its tanh is exact enough for 16 bits only.
-        (Activation::GeluTanh, &[DType::BF16, DType::F16]),
-    ],
+        Activation::GeluTanh => &[DType::BF16, DType::F16],
+        _ => &[],
+    },
     adds_after_activation: false,
     live_weights: true,
     packs_at_calls: None,

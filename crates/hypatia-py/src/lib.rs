@@ -9,6 +9,7 @@ mod logging;
 mod plan;
 mod results;
 mod split_weights;
+mod store;
 mod tensor;
 mod tuning;
 mod watch;
@@ -384,6 +385,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<cuda_plan::BoundCudaPlan>()?;
     m.add_class::<cuda_rest::CudaPlanRest>()?;
     m.add_class::<watch::Watch>()?;
+    m.add_class::<store::Store>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;
     m.add_function(wrap_pyfunction!(program_text, m)?)?;
     m.add_function(wrap_pyfunction!(ops, m)?)?;

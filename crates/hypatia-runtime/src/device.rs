@@ -16,9 +16,8 @@ pub struct Abilities {
     pub name: &'static str,
     /// Element types of matrix products; products of others are calls into torch.
     pub products: &'static [DType],
-    /// Activations that the step of a product applies, and for which element types of the product; others are regions
-    /// of their own.
-    pub activations: &'static [(Activation, &'static [DType])],
+    /// For which element types the step of a product applies an activation; otherwise it is a region of its own.
+    pub activations: fn(Activation) -> &'static [DType],
     /// A product's step adds a residual after its activation; otherwise it adds one only if there is no activation.
     pub adds_after_activation: bool,
     /// Weight and bias of a product may be any values; otherwise they are constants, which are packed when the plan is
@@ -75,7 +74,7 @@ impl Abilities {
     pub const NONE: Abilities = Abilities {
         name: "none",
         products: &[],
-        activations: &[],
+        activations: |_| &[],
         adds_after_activation: false,
         live_weights: false,
         packs_at_calls: None,
@@ -96,8 +95,7 @@ impl Abilities {
 
     /// Whether the step of a product of this element type applies an activation.
     pub fn applies(&self, activation: Activation, dtype: DType) -> bool {
-        let mut known = self.activations.iter();
-        known.any(|(name, dtypes)| *name == activation && dtypes.contains(&dtype))
+        (self.activations)(activation).contains(&dtype)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod plan;
 pub mod pool;
 pub mod reference;
 pub mod step;
+pub mod store;
 pub mod torch;
 pub mod tuning;
 

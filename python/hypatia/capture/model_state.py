@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from .. import _native
+from ..devices import table
 from ..errors import UnsupportedError
 from .attribute_reads import Reads, reading
 
@@ -246,8 +247,8 @@ def _is_same(a: Any, b: Any) -> bool:
 @contextlib.contextmanager
 def untouched(model: Callable[..., object], device: torch.device) -> Iterator[None]:
     """Puts back the random number generators and the buffers."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), buffers_kept(model):
+    others = table.of(device).random_devices(device)
+    with torch.random.fork_rng(devices=others), buffers_kept(model):
         yield
 
 

@@ -17,7 +17,7 @@ from .. import _native, timeline
 from .._torch import trace_structured
 from ..capture import constant_folding, constant_masks, foretold_strides, written_attention
 from ..capture.records import Captured, capture
-from ..devices import cuda
+from ..devices import table
 from ..errors import UnsupportedError
 from ..execute import plans
 from ..execute.folding import folded_bytes
@@ -43,14 +43,7 @@ def compile_count() -> int:
 
 def _no_kernels(device: torch.device, kind: str) -> str:
     """Why no graph of this kind has a plan on this device, if none has."""
-    # In training, weights change at every step: a CPU's kernels would pack them each time.
-    if device.type == "cpu":
-        return (
-            "" if kind == "inference" else "a CPU's plans pack weights, which change at every training step"
-        )
-    if device.type != "cuda":
-        return f"there are no kernels for {device.type}"
-    return cuda.available() or ""
+    return table.of(device).no_kernels(device, kind)
 
 
 def _searched(text: str, options: str) -> program_cache.Optimization:
@@ -131,7 +124,7 @@ def _rebuilt(
     gm: fx.GraphModule, captured: Captured, request: Request
 ) -> tuple[program_cache.Optimization, Rebuilt]:
     """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
-    options = request.options.native(captured.device)
+    options = request.options.native(table.of(captured.device).target(captured.device))
     kernels = {name for part, name in request.without if part == "kernel"}
     with timeline.stage(timeline.SEARCH):
         optimization = _searched(captured.text, options)

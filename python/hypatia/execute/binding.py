@@ -13,7 +13,9 @@ import torch
 from torch import fx
 
 from .. import _native, _torch, store
+from ..capture.constant_values import ancestors
 from ..capture.records import function_of, path_of, value_of
+from ..devices import table
 from . import torch_calls
 from .cuda_graph import Room
 from .described import Described, described
@@ -59,17 +61,15 @@ class Binding:
         """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
         self._describe(described(planner.at(planner.hints)))
-        self.lead: Callable[[], int] = torch.get_num_threads
+        self.lead = table.of(self.device).lead(self.device)
         """What a plan is given first: the number of threads, or the stream."""
-        if self.device.type == "cuda":
-            self.lead = functools.partial(_torch.cuda_stream, self.device.index or 0)
 
     def _describe(self, about: Described) -> None:
         names = self.planner.names
         nodes = {n.name: n for n in self.gm.graph.nodes}
         position = {n: i for i, n in enumerate(self.gm.graph.find_nodes(op="placeholder"))}
         self._node = {i: nodes[name] for i, name in names.items() if name in nodes}
-        sources = {n for i in about["constants"] for n in _sources(self._node[i])}
+        sources = ancestors(self._node[i] for i in about["constants"])
         self.steps = about["steps"]
         self.calls = len(about["calls"])
         self.arity = len(position)
@@ -309,17 +309,6 @@ def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., Any]:
 @functools.cache
 def _open_tuning(folder: Path | None) -> None:
     _native.tuning_folder(folder)
-
-
-def _sources(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at not in found:
-            found.add(at)
-            stack.extend(at.all_input_nodes)
-    return found
 
 
 def _value(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..devices import table
 from .agreement import agree
 from .cuda_graph import SHARE
 
@@ -23,25 +24,46 @@ def fits(tensors: Sequence[torch.Tensor], index: int) -> bool:
     return not size or 2 * size <= SHARE * torch.cuda.mem_get_info(index)[0]
 
 
+class RandomState:
+    """The state of the random number generators that a graph can draw from."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = devices
+        self.save()
+
+    def save(self) -> None:
+        """Remembers the current state."""
+        self._cpu = torch.get_rng_state()
+        self._others = [torch.get_device_module(d).get_rng_state(d) for d in self.devices]
+
+    def restore(self) -> None:
+        """Goes back to the state remembered."""
+        torch.set_rng_state(self._cpu)
+        for device, state in zip(self.devices, self._others, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    def copy(self) -> RandomState:
+        """The same state, to go on from separately."""
+        twin = RandomState.__new__(RandomState)
+        twin.devices, twin._cpu, twin._others = self.devices, self._cpu, list(self._others)
+        return twin
+
+
 class State:
     """Tensors and random numbers as they are now."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         self.tensors = list(tensors)
         self.values = [t.detach().clone() for t in tensors]
-        self._random = torch.get_rng_state()
+        self._random = RandomState(table.of(device).random_devices(device))
         self.device = device
-        if device.type == "cuda":
-            self._on_device = torch.cuda.get_rng_state(device)
 
     def restore(self) -> None:
         """Makes everything as it was."""
         for tensor, value in zip(self.tensors, self.values, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(value)
-        torch.set_rng_state(self._random)
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(self._on_device, self.device)
+        self._random.restore()
 
     def is_now(self) -> bool:
         """Whether the tensors are as they were, but for roundings."""

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from .._torch import pytree
+from ..devices import table
 from ..timeline import FORMS, stage
 from . import timing
 from .native import NativeGraph
@@ -191,9 +192,8 @@ class LaterTiming:
 
 def is_quiet(device: torch.device) -> bool:
     """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return not (
-        capturing
+        table.of(device).is_recording()
         or _torch.dispatch_mode_count()
         or _torch.any_autocast()
         or _torch.functorch_active()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 import time
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .. import _torch
+from ..devices import table
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +200,7 @@ def _apart(form: Callable[[], object]) -> Apart:
 
 
 def _waiting(device: torch.device) -> Callable[[], object]:
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+    return functools.partial(table.of(device).wait, device)
 
 
 def _turn(form: Callable[[], object]) -> list[Apart]:

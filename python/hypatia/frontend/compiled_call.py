@@ -20,12 +20,12 @@ from ..compiler import pipeline
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
-from ..execute.changes import State
+from ..execute.changes import RandomState, State
 from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
 from ..options import Options
 from ..verifier.first_call import device_of
-from ..verifier.reference import RandomState, devices_of
+from ..verifier.reference import devices_of
 from ..verifier.same_layout import lies_alike
 from .call_key import Signature, shared_memory, unread_check
 from .flat_model import FlatModel

@@ -19,12 +19,13 @@ from ..capture.trace import NotFunctionalError, as_written, captured
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
 from ..execute import choose
+from ..execute.changes import RandomState
 from ..execute.native import NativeGraph
 from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, device_of
-from ..verifier.reference import RandomState, devices_of
+from ..verifier.reference import devices_of
 from ..verifier.same_layout import lies_alike
 from .input_check import with_checked_inputs
 

@@ -15,10 +15,10 @@ from ..capture.model_state import buffers_kept
 from ..capture.op_facts import changed_inputs, draws_at
 from ..capture.records import path_of
 from ..execute.agreement import agree
-from ..execute.changes import State
+from ..execute.changes import RandomState, State
 from ..timeline import COMPARISON, stage
 from ..verifier.first_call import device_of
-from ..verifier.reference import RandomState, devices_of
+from ..verifier.reference import devices_of
 from ..verifier.same_layout import lying
 from .flat_model import FlatModel
 

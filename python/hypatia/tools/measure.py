@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..devices import table
+
 SAMPLE_SECONDS = 0.02
 """A sample is as many calls as take this long, one at least."""
 
@@ -89,5 +91,5 @@ def compare(calls: dict[str, Call], device: str | torch.device = "cpu", repeats:
 
 def wait(device: str | torch.device) -> None:
     """Until the device has done what it was asked."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+    device = torch.device(device)
+    table.of(device).wait(device)

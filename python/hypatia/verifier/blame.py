@@ -18,8 +18,9 @@ from ..capture.records import capture
 from ..compiler.pipeline import Part
 from ..compiler.rebuild import rebuild_values
 from ..compiler.report import GraphReport
+from ..execute.changes import RandomState
 from .judge import judge, type_text
-from .reference import RandomState, Script, Stream
+from .reference import Script, Stream
 
 BROKEN = 1e-6
 """Difference of two sides in float64, as a share of the largest value, that no rounding explains."""

@@ -18,10 +18,11 @@ from ..capture.records import path_of
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
+from ..execute.changes import RandomState
 from ..timeline import CALL, stage
 from .compare import Comparer, References, gradients
 from .memory import memory_allowed
-from .reference import RandomState, devices_of
+from .reference import devices_of
 
 log = logging.getLogger(__name__)
 

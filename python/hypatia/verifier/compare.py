@@ -14,9 +14,10 @@ from .._torch import pytree
 from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
+from ..execute.changes import RandomState
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
-from .reference import RandomState, Script, Stream
+from .reference import Script, Stream
 
 SHORT_SHIFTS = 2.0
 """How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""

@@ -15,8 +15,10 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, pytree
+from ..capture.constant_values import ancestors
 from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, is_torchs, name_of
 from ..capture.records import module_of, value_of
+from ..execute.changes import RandomState
 from ..timeline import EAGER, WIDE, stage
 from .wide_weights import WEIGHT_PLACES, can_stay, widened_call
 
@@ -38,31 +40,6 @@ _EXACT = frozenset(_EXACT_NAMES.split())
 
 _AS_WRITTEN = {torch.ops.aten.view.dtype, torch.ops.aten.nextafter.default}
 """Ops that mean something else in another precision."""
-
-
-class RandomState:
-    """The state of the random number generators that a graph can draw from."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.devices = devices
-        self.save()
-
-    def save(self) -> None:
-        """Remembers the current state."""
-        self._cpu = torch.get_rng_state()
-        self._others = [torch.get_device_module(d).get_rng_state(d) for d in self.devices]
-
-    def restore(self) -> None:
-        """Goes back to the state remembered."""
-        torch.set_rng_state(self._cpu)
-        for device, state in zip(self.devices, self._others, strict=True):
-            torch.get_device_module(device).set_rng_state(state, device)
-
-    def copy(self) -> RandomState:
-        """The same state, to go on from separately."""
-        twin = RandomState.__new__(RandomState)
-        twin.devices, twin._cpu, twin._others = self.devices, self._cpu, list(self._others)
-        return twin
 
 
 def devices_of(values: Sequence[object]) -> list[torch.device]:
@@ -96,14 +73,8 @@ class Script:
         self.steps = self._steps(set(self.results))
 
     def _steps(self, results: set[fx.Node]) -> list[_Step]:
-        needed: set[fx.Node] = set()
         keep = [n for n in self.gm.graph.nodes if _is_random(n) or changes_inputs(n)]
-        stack = [*results, *keep]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(node.all_input_nodes)
+        needed = ancestors([*results, *keep])
         calls = [n for n in self.gm.graph.nodes if n in needed and n.op.startswith("call_")]
         last: dict[fx.Node, int] = {}
         for i, node in enumerate(calls):

@@ -14,7 +14,8 @@ from torch import nn
 
 from .._torch import pytree
 from ..capture.model_state import buffers_kept
-from .reference import RandomState, devices_of
+from ..execute.changes import RandomState
+from .reference import devices_of
 
 
 def lies_alike(

@@ -3,6 +3,39 @@
 
 use super::{Row, defined};
 
+/// Calls a macro with the activations that fuse into the product before them: the op, its name in the names of rules, how
+/// fusing changes the numbers, and the op and the rule of a perceptron with it.
+macro_rules! activations {
+    ($each:ident) => {
+        $each! {
+            // It commutes with rounding, so fusing it changes no bit; the others skip a rounding.
+            "relu" "relu" Exact "fused-mlp" "fused-mlp";
+            "gelu" "gelu" Wider "fused-mlp-gelu" "fused-mlp-gelu";
+            "gelu_tanh" "gelu-tanh" Wider "fused-mlp-gelu_tanh" "fused-mlp-gelu-tanh";
+            "silu" "silu" Wider "fused-mlp-silu" "fused-mlp-silu";
+            "sigmoid" "sigmoid" Wider "fused-mlp-sigmoid" "fused-mlp-sigmoid";
+            "tanh" "tanh" Wider "fused-mlp-tanh" "fused-mlp-tanh";
+        }
+    };
+}
+pub(crate) use activations;
+
+macro_rules! linear_rows {
+    ($($act:literal $_short:literal $_numerics:ident $_mlp:literal $_rule:literal;)*) => {
+        vec![$(defined(concat!("fused_linear_", $act), LINEAR, |_| {
+            concat!("(", $act, " (linear w b x))").into()
+        })),*]
+    };
+}
+
+macro_rules! mlp_rows {
+    ($($act:literal $_short:literal $_numerics:ident $mlp:literal $_rule:literal;)*) => {
+        vec![$(defined($mlp, "operands:T*", |n| mlp(n, $act))),*]
+    };
+}
+
+const LINEAR: &str = "w:T b:T? x:T";
+
 /// `linear → act → linear → act → … → linear` over operands `w1 b1 w2 b2 … x`.
 fn mlp(operands: usize, act: &str) -> String {
     let mut text = format!("p{}", operands.saturating_sub(1));
@@ -16,28 +49,22 @@ fn mlp(operands: usize, act: &str) -> String {
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    const LINEAR: &str = "w:T b:T? x:T";
-    const MLP: &str = "operands:T*";
+    [activations!(linear_rows), vec![sum()], activations!(mlp_rows), others()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn sum() -> Row {
+    defined("fused_linear_add", "w:T b:T? x:T r:T", |_| {
+        "(add (linear w b x) r)".into()
+    })
+}
+
+fn others() -> Vec<Row> {
     const GATED: &str = "wg:T bg:T? wu:T bu:T? wd:T bd:T? x:T";
     const CONV: &str = "x:T w:T b:T? stride:ints padding:ints dilation:ints groups:int";
     vec![
-        defined("fused_linear_relu", LINEAR, |_| "(relu (linear w b x))".into()),
-        defined("fused_linear_gelu", LINEAR, |_| "(gelu (linear w b x))".into()),
-        defined("fused_linear_gelu_tanh", LINEAR, |_| {
-            "(gelu_tanh (linear w b x))".into()
-        }),
-        defined("fused_linear_silu", LINEAR, |_| "(silu (linear w b x))".into()),
-        defined("fused_linear_sigmoid", LINEAR, |_| "(sigmoid (linear w b x))".into()),
-        defined("fused_linear_tanh", LINEAR, |_| "(tanh (linear w b x))".into()),
-        defined("fused_linear_add", "w:T b:T? x:T r:T", |_| {
-            "(add (linear w b x) r)".into()
-        }),
-        defined("fused-mlp", MLP, |n| mlp(n, "relu")),
-        defined("fused-mlp-gelu", MLP, |n| mlp(n, "gelu")),
-        defined("fused-mlp-gelu_tanh", MLP, |n| mlp(n, "gelu_tanh")),
-        defined("fused-mlp-silu", MLP, |n| mlp(n, "silu")),
-        defined("fused-mlp-sigmoid", MLP, |n| mlp(n, "sigmoid")),
-        defined("fused-mlp-tanh", MLP, |n| mlp(n, "tanh")),
         defined("fused_swiglu", GATED, |_| {
             "(linear wd bd (mul (silu (linear wg bg x)) (linear wu bu x)))".into()
         }),

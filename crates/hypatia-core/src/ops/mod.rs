@@ -5,7 +5,7 @@
 //! other ops instead, from which all of these follow.
 
 mod conv;
-mod fused;
+pub(crate) mod fused;
 mod gradient;
 mod index;
 mod linear;

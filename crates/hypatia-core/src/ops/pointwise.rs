@@ -171,7 +171,6 @@ fn binary(name: &'static str, aten: &'static [&'static str], infer: Infer, eval:
 
 fn arithmetic() -> Vec<Row> {
     let n: Infer = |a| elementwise(a, &[0, 1], keep);
-    let any: Infer = |a| elementwise(a, &[0, 1], to_bool);
     vec![
         binary(
             "add",
@@ -220,48 +219,25 @@ fn arithmetic() -> Vec<Row> {
         ),
         binary("maximum", &["maximum.default(x, y)"], n, |v| two(v, max), 1.0),
         binary("minimum", &["minimum.default(x, y)"], n, |v| two(v, min), 1.0),
-        binary(
-            "eq",
-            &["eq.Scalar(x, y#)", "eq.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x == y),
+    ]
+}
+
+/// `eq.Scalar(x, y#)` and `eq.Tensor(x, y)`, and so on.
+macro_rules! comparisons {
+    ($($name:literal $sign:tt)*) => {
+        vec![$(binary(
+            $name,
+            &[concat!($name, ".Scalar(x, y#)"), concat!($name, ".Tensor(x, y)")],
+            |a| elementwise(a, &[0, 1], to_bool),
+            |v| compared(v, |x, y| x $sign y),
             1.0,
-        ),
-        binary(
-            "ne",
-            &["ne.Scalar(x, y#)", "ne.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x != y),
-            1.0,
-        ),
-        binary(
-            "lt",
-            &["lt.Scalar(x, y#)", "lt.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x < y),
-            1.0,
-        ),
-        binary(
-            "le",
-            &["le.Scalar(x, y#)", "le.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x <= y),
-            1.0,
-        ),
-        binary(
-            "gt",
-            &["gt.Scalar(x, y#)", "gt.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x > y),
-            1.0,
-        ),
-        binary(
-            "ge",
-            &["ge.Scalar(x, y#)", "ge.Tensor(x, y)"],
-            any,
-            |v| compared(v, |x, y| x >= y),
-            1.0,
-        ),
+        )),*]
+    };
+}
+
+fn choices() -> Vec<Row> {
+    let any: Infer = |a| elementwise(a, &[0, 1], to_bool);
+    vec![
         binary(
             "logical_and",
             &["logical_and.default(x, y)"],
@@ -354,64 +330,39 @@ fn arithmetic() -> Vec<Row> {
     ]
 }
 
+/// Functions of one operand that torch has under the same name: the dtypes that they take, what they compute, what that costs.
+macro_rules! functions {
+    ($($name:literal $dtype:ident, $f:expr, $cost:literal;)*) => {
+        vec![$(unary(
+            $name,
+            &[concat!($name, ".default(x)")],
+            |a| one(a, $dtype),
+            |v| map(v, $f),
+            $cost,
+        )),*]
+    };
+}
+
 fn functions() -> Vec<Row> {
-    let f: Infer = |a| one(a, to_float);
-    let n: Infer = |a| one(a, number);
-    vec![
-        unary("neg", &["neg.default(x)"], n, |v| map(v, |x| -x), 1.0),
-        unary("abs", &["abs.default(x)"], n, |v| map(v, f64::abs), 1.0),
-        unary(
-            "sign",
-            &["sign.default(x)"],
-            n,
-            |v| map(v, |x| if x.is_nan() || x == 0.0 { 0.0 } else { x.signum() }),
-            1.0,
-        ),
-        unary("exp", &["exp.default(x)"], f, |v| map(v, f64::exp), 10.0),
-        unary("expm1", &["expm1.default(x)"], f, |v| map(v, f64::exp_m1), 10.0),
-        unary("log", &["log.default(x)"], f, |v| map(v, f64::ln), 10.0),
-        unary("log1p", &["log1p.default(x)"], f, |v| map(v, f64::ln_1p), 10.0),
-        unary("sqrt", &["sqrt.default(x)"], f, |v| map(v, f64::sqrt), 4.0),
-        unary("rsqrt", &["rsqrt.default(x)"], f, |v| map(v, |x| 1.0 / x.sqrt()), 5.0),
-        unary(
-            "reciprocal",
-            &["reciprocal.default(x)"],
-            f,
-            |v| map(v, |x| 1.0 / x),
-            4.0,
-        ),
-        unary(
-            "square",
-            &["square.default(x)"],
-            |a| one(a, float),
-            |v| map(v, |x| x * x),
-            1.0,
-        ),
-        unary("sin", &["sin.default(x)"], f, |v| map(v, f64::sin), 10.0),
-        unary("cos", &["cos.default(x)"], f, |v| map(v, f64::cos), 10.0),
-        unary("erf", &["erf.default(x)"], f, |v| map(v, libm::erf), 12.0),
-        unary(
-            "floor",
-            &["floor.default(x)"],
-            |a| one(a, float),
-            |v| map(v, f64::floor),
-            1.0,
-        ),
-        unary(
-            "ceil",
-            &["ceil.default(x)"],
-            |a| one(a, float),
-            |v| map(v, f64::ceil),
-            1.0,
-        ),
-        unary(
-            "round",
-            &["round.default(x)"],
-            |a| one(a, float),
-            |v| map(v, f64::round_ties_even),
-            1.0,
-        ),
-    ]
+    functions! {
+        "neg" number, |x| -x, 1.0;
+        "abs" number, f64::abs, 1.0;
+        "sign" number, |x| if x.is_nan() || x == 0.0 { 0.0 } else { x.signum() }, 1.0;
+        "exp" to_float, f64::exp, 10.0;
+        "expm1" to_float, f64::exp_m1, 10.0;
+        "log" to_float, f64::ln, 10.0;
+        "log1p" to_float, f64::ln_1p, 10.0;
+        "sqrt" to_float, f64::sqrt, 4.0;
+        "rsqrt" to_float, |x| 1.0 / x.sqrt(), 5.0;
+        "reciprocal" to_float, |x| 1.0 / x, 4.0;
+        "square" float, |x| x * x, 1.0;
+        "sin" to_float, f64::sin, 10.0;
+        "cos" to_float, f64::cos, 10.0;
+        "erf" to_float, libm::erf, 12.0;
+        "floor" float, f64::floor, 1.0;
+        "ceil" float, f64::ceil, 1.0;
+        "round" float, f64::round_ties_even, 1.0;
+    }
 }
 
 fn activations() -> Vec<Row> {
@@ -518,7 +469,8 @@ fn activations() -> Vec<Row> {
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    [arithmetic(), functions(), activations()]
+    let comparisons = comparisons!("eq" == "ne" != "lt" < "le" <= "gt" > "ge" >=);
+    [arithmetic(), comparisons, choices(), functions(), activations()]
         .into_iter()
         .flatten()
         .collect()

@@ -2,52 +2,34 @@
 
 use egg::Id;
 
-use super::Numerics::{Exact, Wider};
 use super::Phase::Fuse;
 use super::equality::{Sides, classes_of, nodes_of};
-use super::{Rule, program};
+use super::{Numerics, Rule, program};
 use crate::egraph::EGraph;
+use crate::ops::fused::activations;
 use crate::ops::{OpId, op_id};
 
-macro_rules! mlp {
-    ($name:literal, $numerics:expr, $act:literal, $fused:literal) => {
-        program(
+macro_rules! perceptrons {
+    ($($act:literal $_short:literal $numerics:ident $fused:literal $name:literal;)*) => {
+        vec![$(program(
             $name,
             Fuse,
-            $numerics,
+            Numerics::$numerics,
             concat!(
-                "(linear ?wn ?bn (",
-                $act,
-                " (linear … (",
-                $act,
-                " (linear ?w1 ?b1 ?x))))) = (",
-                $fused,
-                " ?w1 ?b1 … ?wn ?bn ?x)"
+                "(linear ?wn ?bn (", $act, " (linear … (", $act, " (linear ?w1 ?b1 ?x))))) = (",
+                $fused, " ?w1 ?b1 … ?wn ?bn ?x)"
             ),
             &[
                 concat!("(linear ?w2 ?b2 (", $act, " (linear ?w1 ?b1 ?x)))"),
-                concat!(
-                    "(linear ?w3 ?b3 (",
-                    $act,
-                    " (linear ?w2 ?b2 (",
-                    $act,
-                    " (linear ?w1 ?b1 ?x)))))"
-                ),
+                concat!("(linear ?w3 ?b3 (", $act, " (linear ?w2 ?b2 (", $act, " (linear ?w1 ?b1 ?x)))))"),
             ],
             |egraph, rule| grow(egraph, rule, op_id($act), op_id($fused)),
-        )
+        )),*]
     };
 }
 
 pub(super) fn rules() -> Vec<Rule> {
-    vec![
-        mlp!("fused-mlp", Exact, "relu", "fused-mlp"),
-        mlp!("fused-mlp-gelu", Wider, "gelu", "fused-mlp-gelu"),
-        mlp!("fused-mlp-gelu-tanh", Wider, "gelu_tanh", "fused-mlp-gelu_tanh"),
-        mlp!("fused-mlp-silu", Wider, "silu", "fused-mlp-silu"),
-        mlp!("fused-mlp-sigmoid", Wider, "sigmoid", "fused-mlp-sigmoid"),
-        mlp!("fused-mlp-tanh", Wider, "tanh", "fused-mlp-tanh"),
-    ]
+    activations!(perceptrons)
 }
 
 /// Finds `(linear w b (act h))` and unites it with the fused op that ends in this layer, for

@@ -149,13 +149,8 @@ fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) 
     if adds_bias && l.b.is_some() {
         at = push(Instruction::new(Op::Add, [at, 1]));
     }
-    let activation = match l.activation {
-        Activation::None => None,
-        Activation::Relu => Some(Op::Relu),
-        Activation::GeluTanh => Some(Op::GeluTanh),
-        other => return Err(Error::unsupported(format!("a product with {other:?}"))),
-    };
-    if let Some(op) = activation {
+    if let Some(name) = l.activation.name() {
+        let op = Op::named(name).ok_or_else(|| Error::unsupported(format!("a product with {name}")))?;
         at = push(Instruction::new(op, [at]));
     }
     if l.r.is_some() {

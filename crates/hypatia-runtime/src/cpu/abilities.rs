@@ -3,7 +3,6 @@
 use hypatia_core::ty::DType;
 
 use crate::device::{Abilities, Packing};
-use crate::kernels::product::Activation;
 
 const PRODUCTS: &[DType] = &[DType::F32, DType::BF16];
 
@@ -11,14 +10,7 @@ const PRODUCTS: &[DType] = &[DType::F32, DType::BF16];
 pub const ABILITIES: Abilities = Abilities {
     name: "cpu",
     products: PRODUCTS,
-    activations: &[
-        (Activation::Relu, PRODUCTS),
-        (Activation::Gelu, PRODUCTS),
-        (Activation::GeluTanh, PRODUCTS),
-        (Activation::Silu, PRODUCTS),
-        (Activation::Sigmoid, PRODUCTS),
-        (Activation::Tanh, PRODUCTS),
-    ],
+    activations: |_| PRODUCTS,
     adds_after_activation: true,
     // One panel: wider products are torch's, which are as fast and need no copy.
     packs_at_calls: Some(Packing {

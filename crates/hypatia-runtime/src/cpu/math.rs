@@ -7,6 +7,7 @@
 //! ```
 
 use super::lanes::{Ahead, Kernel, Level, dispatch_at, level};
+use crate::kernels::product::Activation;
 
 #[cfg(target_arch = "x86_64")]
 mod pieces;
@@ -151,6 +152,19 @@ functions! {
     relu Relu "x where it is not negative and zero elsewhere, in place; NaN stays." |x| single::relu(x);
     sqrt Sqrt "The square root, in place." |x| x.sqrt();
     rsqrt Rsqrt "One over the square root, in place." |x| 1.0 / x.sqrt();
+}
+
+/// Applies an activation in place.
+pub(crate) fn activate(activation: Activation, x: &mut [f32]) {
+    match activation {
+        Activation::None => {}
+        Activation::Relu => relu(x),
+        Activation::Gelu => gelu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+        Activation::Silu => silu(x),
+        Activation::Sigmoid => sigmoid(x),
+        Activation::Tanh => tanh(x),
+    }
 }
 
 #[cfg(test)]

@@ -16,110 +16,76 @@ pub enum Scalar {
     Int(i64),
 }
 
-/// What an instruction does, with torch's meaning, NaN included. Both operands of a binary op have the same dtype:
-/// promotion is written as [`Op::Cast`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs)]
-pub enum Op {
-    /// No operands.
-    Constant(Scalar, DType),
-    /// To another dtype: floats to integers by truncation, anything to bool by comparison with zero.
-    Cast(DType),
-    Neg,
-    Abs,
-    Sign,
-    Exp,
-    Expm1,
-    Log,
-    Log1p,
-    Sqrt,
-    Rsqrt,
-    Reciprocal,
-    Square,
-    Sin,
-    Cos,
-    Erf,
-    Tanh,
-    Sigmoid,
-    Relu,
-    Gelu,
-    GeluTanh,
-    Silu,
-    Floor,
-    Ceil,
-    /// Of bool only.
-    Not,
-    Add,
-    Sub,
-    Mul,
-    /// Of floats only.
-    Div,
-    /// Of floats only.
-    Pow,
-    Maximum,
-    Minimum,
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    /// Of bool only.
-    And,
-    /// Of bool only.
-    Or,
-    /// `Where(condition, a, b)`.
-    Where,
-    /// `MaskedFill(x, mask, value)`.
-    MaskedFill,
-    /// `Clamp(x, least, greatest)`; if they cross, the greatest. The bounds are no NaN.
-    Clamp,
+/// The ops, with the rows of the op table that they are; constants and casts are none.
+macro_rules! ops {
+    ($($(#[$doc:meta])* $op:ident $name:literal;)*) => {
+        /// What an instruction does, with torch's meaning, NaN included. Both operands of a binary op have the same dtype:
+        /// promotion is written as [`Op::Cast`].
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum Op {
+            /// No operands.
+            Constant(Scalar, DType),
+            /// To another dtype: floats to integers by truncation, anything to bool by comparison with zero.
+            Cast(DType),
+            $($(#[$doc])* $op,)*
+        }
+
+        const NAMES: &[(&str, Op)] = &[$(($name, Op::$op)),*];
+    };
 }
 
-/// The rows of the op table that ops are, constants and casts aside.
-const NAMES: &[(&str, Op)] = &[
-    ("neg", Op::Neg),
-    ("abs", Op::Abs),
-    ("sign", Op::Sign),
-    ("exp", Op::Exp),
-    ("expm1", Op::Expm1),
-    ("log", Op::Log),
-    ("log1p", Op::Log1p),
-    ("sqrt", Op::Sqrt),
-    ("rsqrt", Op::Rsqrt),
-    ("reciprocal", Op::Reciprocal),
-    ("square", Op::Square),
-    ("sin", Op::Sin),
-    ("cos", Op::Cos),
-    ("erf", Op::Erf),
-    ("tanh", Op::Tanh),
-    ("sigmoid", Op::Sigmoid),
-    ("relu", Op::Relu),
-    ("gelu", Op::Gelu),
-    ("gelu_tanh", Op::GeluTanh),
-    ("silu", Op::Silu),
-    ("floor", Op::Floor),
-    ("ceil", Op::Ceil),
-    ("logical_not", Op::Not),
-    ("add", Op::Add),
-    ("sub", Op::Sub),
-    ("mul", Op::Mul),
-    ("div", Op::Div),
-    ("pow", Op::Pow),
-    ("maximum", Op::Maximum),
-    ("minimum", Op::Minimum),
-    ("eq", Op::Eq),
-    ("ne", Op::Ne),
-    ("lt", Op::Lt),
-    ("le", Op::Le),
-    ("gt", Op::Gt),
-    ("ge", Op::Ge),
-    ("logical_and", Op::And),
-    ("logical_or", Op::Or),
-    ("where", Op::Where),
-    ("masked_fill", Op::MaskedFill),
-    ("clamp", Op::Clamp),
-];
+ops! {
+    Neg "neg";
+    Abs "abs";
+    Sign "sign";
+    Exp "exp";
+    Expm1 "expm1";
+    Log "log";
+    Log1p "log1p";
+    Sqrt "sqrt";
+    Rsqrt "rsqrt";
+    Reciprocal "reciprocal";
+    Square "square";
+    Sin "sin";
+    Cos "cos";
+    Erf "erf";
+    Tanh "tanh";
+    Sigmoid "sigmoid";
+    Relu "relu";
+    Gelu "gelu";
+    GeluTanh "gelu_tanh";
+    Silu "silu";
+    Floor "floor";
+    Ceil "ceil";
+    /// Of bool only.
+    Not "logical_not";
+    Add "add";
+    Sub "sub";
+    Mul "mul";
+    /// Of floats only.
+    Div "div";
+    /// Of floats only.
+    Pow "pow";
+    Maximum "maximum";
+    Minimum "minimum";
+    Eq "eq";
+    Ne "ne";
+    Lt "lt";
+    Le "le";
+    Gt "gt";
+    Ge "ge";
+    /// Of bool only.
+    And "logical_and";
+    /// Of bool only.
+    Or "logical_or";
+    /// `Where(condition, a, b)`.
+    Where "where";
+    /// `MaskedFill(x, mask, value)`.
+    MaskedFill "masked_fill";
+    /// `Clamp(x, least, greatest)`; if they cross, the greatest. The bounds are no NaN.
+    Clamp "clamp";
+}
 
 impl Op {
     /// The op of a row of the op table; none for rows that are something else, and for casts.

@@ -110,8 +110,8 @@ impl Plan {
                         bias: l.b.map(|b| self.bias(l, given(b)?)).transpose()?,
                     })
                 }
-                Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => return Err(broken("a step of a GPU")),
                 Task::Linear(_) | Task::Region(_) | Task::Rows(_) | Task::Torch(_) => None,
+                _ => return Err(broken("a step of a GPU")),
             });
         }
         Ok(weights)

@@ -212,7 +212,7 @@ impl Plan {
             Task::Linear(l) => Some(l.m),
             Task::Region(r) => r.shape.first().copied(),
             Task::Rows(r) => r.shape.first().copied(),
-            Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) | Task::Torch(_) => None,
+            _ => None,
         }
     }
 
@@ -242,7 +242,7 @@ impl Plan {
             Task::Linear(l) => apart.linear(l),
             Task::Region(r) => apart.region(r),
             Task::Rows(r) => apart.row_step(r),
-            Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) | Task::Torch(_) => false,
+            _ => false,
         });
         let results = self.outputs.iter().all(|id| apart.cut[*id] == Some(true));
         (all && results).then(|| (rows, apart.cut.iter().map(|c| *c == Some(true)).collect()))

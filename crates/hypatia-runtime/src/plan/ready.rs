@@ -65,7 +65,7 @@ impl Ready {
             Task::Region(r) => Ready::region(plan, r, at),
             Task::Rows(r) => Ready::rows(plan, r, at),
             Task::Torch(t) => Ready::torch(plan, t, at.0),
-            Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => Err(broken("a step of a GPU")),
+            _ => Err(broken("a step of a GPU")),
         }
     }
 

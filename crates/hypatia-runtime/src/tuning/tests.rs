@@ -261,8 +261,6 @@ fn a_pipe_is_not_waited_for_and_a_huge_file_is_not_read() {
         .unwrap();
     assert!(Database::open(&folder.0).is_empty());
     fs::remove_file(folder.file()).unwrap();
-    let pipe = std::ffi::CString::new(folder.file().into_os_string().into_encoded_bytes()).unwrap();
-    // SAFETY: a path that ends with a zero.
-    assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    rustix::fs::mkfifoat(rustix::fs::CWD, folder.file(), 0o600.into()).unwrap();
     assert!(Database::open(&folder.0).is_empty());
 }

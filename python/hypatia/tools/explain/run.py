@@ -23,6 +23,7 @@ from ...devices import machine
 from ...frontend import dynamo
 from ...options import Options
 from ...verifier.verify import Verification, verify
+from ..measure import wait
 from .breaks import Breaks
 from .report import Report, Timings
 
@@ -236,10 +237,10 @@ def _timed(
     args, kwargs = pytree.tree_map(_copied, arguments)
 
     def seconds(step: Step) -> float:
-        _wait(device)
+        wait(device)
         start = time.perf_counter()
         step(*args, **kwargs)
-        _wait(device)
+        wait(device)
         return time.perf_counter() - start
 
     with buffers_kept(eager):
@@ -252,11 +253,6 @@ def _timed(
                 samples[name].append(seconds(step))
     medians = {name: statistics.median(values) for name, values in samples.items()}
     return Timings(samples, medians, warning)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device(model: Callable[..., object], arguments: object) -> torch.device:

@@ -2,7 +2,7 @@
 
 use super::{Activation, Element, Epilogue, RowsMut};
 use crate::cpu::lanes::{self, Kernel, Level};
-use crate::cpu::math;
+use crate::cpu::math::activate;
 use std::marker::PhantomData;
 
 /// Where a result goes. Parts on several threads write it at once, each its own elements.
@@ -249,18 +249,5 @@ impl<T: Element> Kernel for After<'_, '_, T> {
             let y = unsafe { self.sink.row(b.row + r, b.column, b.columns) };
             y.iter_mut().zip(sums).for_each(|(y, s)| *y = T::narrow(*s));
         }
-    }
-}
-
-/// Applies an activation in place.
-pub(super) fn activate(activation: Activation, x: &mut [f32]) {
-    match activation {
-        Activation::None => {}
-        Activation::Relu => math::relu(x),
-        Activation::Gelu => math::gelu(x),
-        Activation::GeluTanh => math::gelu_tanh(x),
-        Activation::Silu => math::silu(x),
-        Activation::Sigmoid => math::sigmoid(x),
-        Activation::Tanh => math::tanh(x),
     }
 }

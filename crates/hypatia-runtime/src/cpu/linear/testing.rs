@@ -1,9 +1,9 @@
 //! Random layers and their results in float64, and every way to compute them on this machine.
 
-use super::finish::activate;
 use super::packed::Layer;
 use super::{Activation, Element, Epilogue, LinearElement, Rows, RowsMut, Sink};
 use crate::cpu::lanes::{self, Level};
+use crate::cpu::math::activate;
 use crate::cpu::{gemm_bf16, gemm_f32, gemv};
 
 type Pack<T> = Box<dyn Fn(Rows<T>, usize, usize) -> Option<Box<dyn Layer<T>>>>;
