@@ -33,7 +33,7 @@ _any_autocast = _torch.any_autocast
 SLOWER = 1.2
 """A plan for other sizes that takes so many times as long as torch's ops is not used."""
 CHECKED = 8
-"""So many sets of sizes are compared with torch's ops, and later ones where one has a binary digit more."""
+"""So many sets of sizes are compared with torch's ops, and later ones that are of another kind."""
 
 
 class NativeGraph:
@@ -60,7 +60,7 @@ class NativeGraph:
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
         self._takes_all = self.binding.takes_all
         self._slower: set[tuple[int, ...]] = set()
-        self._digits: set[tuple[int, ...]] = set()
+        self._kinds: set[tuple[tuple[int, int], ...]] = set()
         """Of sizes that were checked."""
         self._checks = 0
         self._bound = 0
@@ -138,7 +138,7 @@ class NativeGraph:
             return self._only(inputs)
         bound, plan_results = known
         changed = [inputs[i] for i in binding.changes]
-        checked = sizes and others and (self._checks < CHECKED or _digits(sizes) not in self._digits)
+        checked = sizes and others and (self._checks < CHECKED or _kind(sizes) not in self._kinds)
         before = State(changed, binding.device) if checked else None
         outputs = bound(binding.lead(), *inputs)
         if outputs is None:
@@ -225,7 +225,7 @@ class NativeGraph:
         taken = once(forms, self.binding.device)
         after.restore()
         self._checks += 1
-        self._digits.add(_digits(sizes))
+        self._kinds.add(_kind(sizes))
         self._gain = taken["graph"] - taken["plan"]
         if taken["plan"] > SLOWER * taken["graph"]:
             self._slower.add(sizes)
@@ -251,5 +251,6 @@ class NativeGraph:
         return results
 
 
-def _digits(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple([n.bit_length() for n in sizes])
+def _kind(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """What kernels are chosen by: the binary digits of each size, and by which power of two it can be divided."""
+    return tuple([(n.bit_length(), min(n & -n, 64)) for n in sizes])
