@@ -380,3 +380,42 @@ def test_paddings_with_names_are_numbers(window: int) -> None:
         compiled = hypatia.compile(model, x)
         torch.testing.assert_close(compiled(x), model(x))
     assert "0 not in the op table" in str(compiled.reports[0])
+
+
+def _taken_apart(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    scores = torch.einsum("ij,kj->ik", x, torch.multiply(x, scale))
+    return nn.functional.pad(scores, (1, 0)).repeat_interleave(2, dim=0)
+
+
+def test_composites_that_the_table_does_not_know_are_taken_apart() -> None:
+    """Their parts are what eager runs, and join kernels."""
+    model, x = Called(_taken_apart), torch.randn(3, 4)
+    with torch.no_grad():
+        gm = recorder.recorded(model, (x,), {})
+        torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+    called = {n.target for n in gm.graph.nodes if n.op == "call_function"}
+    assert {aten.bmm.default, aten.mul.Tensor, aten.constant_pad_nd.default} <= called
+    composites = {aten.einsum.default, aten.multiply.Tensor, aten.pad.default, aten.repeat_interleave.self_int}
+    assert not called & composites
+
+
+def test_composites_stay_whole_where_eager_runs_other_parts() -> None:
+    """torch has parts in Python for resizing, made of lookups; eager calls a kernel."""
+    model = nn.Upsample(size=(7, 9), mode="bicubic").eval()
+    with torch.no_grad():
+        graph = recorder.recorded(model, (torch.randn(1, 2, 5, 5),), {}).graph
+    assert sum(n.op == "call_function" for n in graph.nodes) == 1
+
+
+def _written(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor([1.0, -2.0, 3.0, 4.0]) + torch.tensor(2.5) * scale
+
+
+def test_tensors_that_are_written_in_the_code() -> None:
+    model, x = Called(_written), torch.randn(3, 4)
+    with torch.no_grad():
+        gm = recorder.recorded(model, (x,), {})
+        torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+        compiled = hypatia.compile(model, x)
+        for value in (x, -x, x + 1):
+            torch.testing.assert_close(compiled(value), model(value))

@@ -319,3 +319,57 @@ def test_assertions_on_values_are_made() -> None:
 
     model = Around(between)
     served(model, *inputs())
+
+
+class Distances(nn.Module):
+    """A call that only torch knows reads a weight by its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x.relu(), self.weight.mT)
+
+
+def test_weights_lie_as_calls_want_them() -> None:
+    """They are turned when the plan is bound, not at every call."""
+    steps = calls_of(Distances, *inputs())
+    assert sum("pointwise" in s for s in steps) == 1, steps
+
+
+class Parts(nn.Module):
+    """Queries, keys and values as parts of one layer's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.layer(x).reshape(-1, 3, 16).unbind(1)
+        return torch.tanh(q) * k + v
+
+
+def test_parts_of_a_tensor_are_views() -> None:
+    steps = calls_of(Parts, *inputs())
+    assert not any("unbind" in s for s in steps), steps
+
+
+class States(nn.Module):
+    """A sum over a state, written by broadcasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = self.layer(x).reshape(-1, 4, 6)
+        last = (left[:, :, None, :] * left[:, None, :, :].exp()).sum(-1)
+        first = (left[:, :, :, None] * left[:, :, None, :].exp()).sum(1, keepdim=True)
+        return torch.cat([last.flatten(1), first.flatten(1)], -1)
+
+
+def test_sums_of_broadcast_products_are_matrix_products() -> None:
+    steps = calls_of(States, *inputs())
+    assert not any("sum" in s for s in steps), steps
+    assert sum("bmm" in s or "matmul" in s for s in steps) == 2, steps
