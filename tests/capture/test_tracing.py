@@ -395,7 +395,12 @@ def test_composites_that_the_table_does_not_know_are_taken_apart() -> None:
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
     called = {n.target for n in gm.graph.nodes if n.op == "call_function"}
     assert {aten.bmm.default, aten.mul.Tensor, aten.constant_pad_nd.default} <= called
-    composites = {aten.einsum.default, aten.multiply.Tensor, aten.pad.default, aten.repeat_interleave.self_int}
+    composites = {
+        aten.einsum.default,
+        aten.multiply.Tensor,
+        aten.pad.default,
+        aten.repeat_interleave.self_int,
+    }
     assert not called & composites
 
 

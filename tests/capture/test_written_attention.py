@@ -42,6 +42,19 @@ class Written(nn.Module):
         return torch.matmul(shares, v).permute(0, 2, 1, 3).contiguous().view(b, n, d)
 
 
+class Flat(Written):
+    """The same with batch and heads in one dimension but where a mask is added."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        parts = (t.view(b, n, 4, d // 4).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        q, k, v = (t.reshape(4 * b, n, d // 4) for t in parts)
+        scores = torch.bmm(q * (d // 4) ** -0.5, k.transpose(1, 2))
+        scores = self.masked(scores.view(b, 4, n, n)).view(4 * b, n, n)
+        shares = torch.softmax(scores, -1)
+        return torch.bmm(shares, v).view(b, 4, n, d // 4).transpose(1, 2).reshape(b, n, d)
+
+
 def _later(s: torch.Tensor) -> torch.Tensor:
     return torch.ones(s.shape[-2:], dtype=torch.bool).tril()
 
@@ -96,6 +109,13 @@ def _checked(entry: str, model: nn.Module, x: torch.Tensor) -> bool:
 def test_attention_is_one_call(entry: str, masked: str) -> None:
     torch.manual_seed(0)
     assert _checked(entry, Written(TAKEN[masked]).eval(), torch.randn(2, 12, 32))
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize("masked", ["nothing", "least", "batches"])
+def test_batch_and_heads_in_one_dimension(entry: str, masked: str) -> None:
+    torch.manual_seed(0)
+    assert _checked(entry, Flat(TAKEN[masked]).eval(), torch.randn(2, 12, 32))
 
 
 @pytest.mark.parametrize("entry", ["compile", "backend"])

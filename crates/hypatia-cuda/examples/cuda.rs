@@ -15,6 +15,7 @@ use hypatia_cuda::replay::Replay;
 use hypatia_cuda::{Result, gemm, nvrtc};
 use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
+use hypatia_runtime::step::ColumnKind;
 
 fn main() {
     let device = match Device::get(0) {
@@ -269,7 +270,7 @@ fn kernels(device: &'static Device) -> Result<()> {
         }
         let code = vec![Instruction::new(Op::Cast(DType::F32), [0])];
         let region = Region::new(&[dtype], code, &[1], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
-        let made = codegen::columns(&region, &shape, 1, from_ref(&dense), &[], dtype)?;
+        let made = codegen::columns(ColumnKind::Sum, &region, &shape, 1, from_ref(&dense), &[], dtype)?;
         row(
             "column sums, first part",
             speed(device, &made.chunks, &[bytes, made.partial_bytes])?,

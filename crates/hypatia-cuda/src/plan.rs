@@ -99,7 +99,7 @@ impl Bound {
                     Ready::Product(Box::new(product))
                 }
                 Task::Columns(c) => {
-                    let sums = Sums::new(device, &plan, &c.x, c.rows)?;
+                    let sums = Sums::new(device, &plan, c.kind, &c.x, c.rows)?;
                     workspace = workspace.max(sums.workspace());
                     Ready::Sums(sums)
                 }

@@ -19,7 +19,9 @@ use crate::kernels::call::Call;
 use crate::kernels::region::{Instruction, Op, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
-use crate::step::{ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId};
+use crate::step::{
+    ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId,
+};
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
 pub const ABILITIES: Abilities = Abilities {
@@ -233,7 +235,12 @@ impl Running<'_> {
     fn columns(&mut self, c: &ColumnStep) -> Result<()> {
         let rank = c.x.shape.len() as i64;
         let first = ints((0..c.rows as i64).map(|d| d - rank));
-        let mut sums = eval("sum", &[array(&self.read(&c.x)), first, attr(Attr::Bool(false))])?;
+        let (x, keep) = (array(&self.read(&c.x)), attr(Attr::Bool(false)));
+        let mut sums = match c.kind {
+            ColumnKind::Sum => eval("sum", &[x, first, keep])?,
+            ColumnKind::Mean => eval("mean", &[x, first, keep])?,
+            ColumnKind::Norm => eval("vector_norm", &[x, first, attr(Attr::float(2.0)), keep])?,
+        };
         self.values[c.output] = sums.remove(0).data;
         Ok(())
     }

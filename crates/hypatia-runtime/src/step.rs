@@ -73,9 +73,22 @@ pub struct Gradient {
     pub masked: Option<ValueId>,
 }
 
-/// Sums over the first dimensions.
+/// What a column step makes of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ColumnKind {
+    /// The sum of its elements.
+    Sum,
+    /// Their mean.
+    Mean,
+    /// The root of the sum of their squares.
+    Norm,
+}
+
+/// Sums, means or norms over the first dimensions.
 #[derive(Debug)]
 pub struct ColumnStep {
+    /// What is made of a column.
+    pub kind: ColumnKind,
     /// What is summed.
     pub x: Operand,
     /// Over so many of its first dimensions.
@@ -286,7 +299,11 @@ impl Task {
             }
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
-            Task::Columns(c) => format!("column sums of {:?}", c.x.shape),
+            Task::Columns(c) => match c.kind {
+                ColumnKind::Sum => format!("column sums of {:?}", c.x.shape),
+                ColumnKind::Mean => format!("column means of {:?}", c.x.shape),
+                ColumnKind::Norm => format!("column norms of {:?}", c.x.shape),
+            },
             Task::Norm(n) => {
                 let name = if n.centered { "layer_norm" } else { "rms_norm" };
                 let what = if n.eps.is_some() { "with statistics" } else { "backward" };

@@ -20,9 +20,19 @@ import torch
 from torch import fx
 
 from .._torch import detect_fake_mode, disable_current_modes
+from .attention_factors import (
+    SAME,
+    factor_of,
+    keeps_rows,
+    key_of,
+    narrow,
+    only_user,
+    unscaled,
+    unswapped,
+    whole,
+)
 from .constant_masks import attention_form
 from .constant_values import computed, constants_of, copied, drop_unread, is_number
-from .op_facts import says_types
 from .records import value_of
 
 aten = torch.ops.aten
@@ -31,7 +41,6 @@ PASS = "written attention"
 """The name under which a compilation can do without."""
 
 _HIDDEN = -1e30
-_SAME = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 
@@ -95,15 +104,18 @@ def _written(softmax: fx.Node, constants: set[fx.Node]) -> _Written | None:
     product = _after(softmax)
     if scores is None or product is None:
         return None
-    found = [_whole(n) for n in (*scores.product.args[:2], product.args[1])]
+    first, scale = unscaled(scores.product.args[0])
+    scores = scores._replace(scale=scores.scale * scale)
+    second, swapped = unswapped(scores.product.args[1])
+    found = [whole(n) for n in (first, second, product.args[1])]
     operands = [n for n in found if n is not None]
-    result = product if value_of(product).dim() == 4 else _only_user(product)
-    apart = result is product or (result is not None and result.target in _SAME and _keeps_rows(result))
+    result = product if value_of(product).dim() == 4 else only_user(product)
+    apart = result is product or (result is not None and result.target in SAME and keeps_rows(result))
     if result is None or not apart or value_of(result).dim() != 4 or len(operands) != 3:
         return None
     query, key, value = operands
     dtype = value_of(value).dtype
-    query, (key, turned) = _narrow(query, dtype), _key(key, dtype)
+    query, (key, turned) = narrow(query, dtype), key_of(key, dtype, swapped=swapped)
     shapes = [value_of(n).shape for n in (query, key, value)]
     keys = shapes[1][:2] + ((shapes[1][3], shapes[1][2]) if turned else shapes[1][2:])
     alike = all(value_of(n).dtype == dtype for n in (query, key, result)) and dtype.is_floating_point
@@ -117,21 +129,18 @@ def _scores(node: Any, constants: set[fx.Node]) -> _Scores | None:
     # Numbers outside of a mask scale what hides, too.
     scale, masks = 1.0, list[tuple[fx.Node, Callable[[torch.Tensor], torch.Tensor]]]()
     condition: tuple[fx.Node, float] | None = None
-    while isinstance(node, fx.Node) and _only_user(node) is not None:
+    while isinstance(node, fx.Node) and only_user(node) is not None:
         args: tuple[Any, ...] = node.args
         if node.target in _PRODUCTS:
             return _Scores(node, scale, masks, condition)
-        if node.target in (aten.mul.Tensor, aten.div.Tensor) and type(args[1]) in (int, float):
-            factor = float(args[1]) if node.target is aten.mul.Tensor else 1.0 / float(args[1] or "nan")
-            if not 1e-6 < factor < 1e6:
-                return None
+        if (factor := factor_of(node)) is not None:
             scale, node = scale * factor, args[0]
         elif condition is None and (mask := _mask(node, constants, scale)) is not None:
             masks.append(mask[1:])
             node = mask[0]
         elif condition is None and scale == 1.0 and (number := _replaced(node)) is not None:
             condition, node = (args[0], number), args[1]
-        elif _keeps_rows(node):
+        elif keeps_rows(node):
             node = args[0]
         else:
             return None
@@ -176,16 +185,6 @@ def _replaced(node: fx.Node) -> float | None:
     return rounded if -math.inf < rounded <= _HIDDEN else None
 
 
-def _keeps_rows(node: fx.Node) -> bool:
-    """Whether a node is what it reads, in other memory, another precision or with leading sizes split."""
-    if node.target in (aten._to_copy.default, aten.clone.default):
-        return value_of(node).dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if node.target not in _SAME or not isinstance(node.args[0], fx.Node):
-        return False
-    new, old = value_of(node).shape, value_of(node.args[0]).shape
-    return new[-2:] == old[-2:] and new.numel() == old.numel()
-
-
 def _added(mask: torch.Tensor) -> torch.Tensor:
     """What a mask that is added lets be seen; nothing if it does more than hide."""
     seen = mask == 0
@@ -194,51 +193,18 @@ def _added(mask: torch.Tensor) -> torch.Tensor:
 
 def _after(node: fx.Node) -> fx.Node | None:
     """The product that reads a softmax first, and nothing else does."""
-    user = _only_user(node)
-    while user is not None and _keeps_rows(user):
-        node, user = user, _only_user(user)
+    user = only_user(node)
+    while user is not None and keeps_rows(user):
+        node, user = user, only_user(user)
     return user if user is not None and user.target in _PRODUCTS and user.args[0] is node else None
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = [n for n in node.users if not says_types(n.target)]
-    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
-
-
-def _whole(node: Any) -> fx.Node | None:
-    """An operand of a product with batch and heads apart."""
-    while isinstance(node, fx.Node) and value_of(node).dim() != 4:
-        node = node.args[0] if node.target in _SAME and _keeps_rows(node) else None
-    return node if isinstance(node, fx.Node) else None
-
-
-def _narrow(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """What was copied and widened before a product, as it was."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node):
-        return node
-    if node.target in (aten.clone.default, aten.expand.default):
-        return _narrow(source, dtype) if value_of(source).shape == value_of(node).shape else node
-    widens = node.target is aten._to_copy.default and value_of(source).dtype == dtype
-    return _narrow(source, dtype) if widens else node
-
-
-def _key(node: fx.Node, dtype: torch.dtype) -> tuple[fx.Node, bool]:
-    """The second factor of the scores, and whether it is still turned."""
-    node = _narrow(node, dtype)
-    swaps = ((-1, -2), (-2, -1), (2, 3), (3, 2))
-    if node.target is aten.transpose.int and tuple(node.args[1:]) in swaps:
-        assert isinstance(node.args[0], fx.Node)
-        return _narrow(node.args[0], dtype), False
-    return node, True
 
 
 def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     """Which keys each query sees, if it sees some in every row; without dimensions: all."""
     query, rows = value_of(written.query), value_of(written.value).shape[-2]
-    whole = (*query.shape[:-1], rows)
+    sizes = (*query.shape[:-1], rows)
     limited = written.scores.masks or written.scores.condition
-    if limited and any(type(n) is not int for n in whole):
+    if limited and any(type(n) is not int for n in sizes):
         # Masks are known at one size only.
         return None
     with disable_current_modes(), torch.inference_mode(False), torch.no_grad():
@@ -252,14 +218,14 @@ def _seen(written: _Written, values: dict[fx.Node, torch.Tensor]) -> torch.Tenso
             seen = seen & part
         if not limited:
             return seen
-        if seen.dim() > 4 or torch.broadcast_shapes(seen.shape, whole) != whole:
+        if seen.dim() > 4 or torch.broadcast_shapes(seen.shape, sizes) != sizes:
             return None
         condition = written.scores.condition
-        if condition is not None and torch.broadcast_shapes(value_of(condition[0]).shape, whole) != whole:
+        if condition is not None and torch.broadcast_shapes(value_of(condition[0]).shape, sizes) != sizes:
             return None
         if seen.dim() == 4 and bool((seen == seen[:1]).all()):
             seen = seen[:1]
-        return seen if bool(seen.expand(whole).any(-1).all()) else None
+        return seen if bool(seen.expand(sizes).any(-1).all()) else None
 
 
 def _levels(

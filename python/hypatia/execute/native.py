@@ -252,5 +252,5 @@ class NativeGraph:
 
 
 def _kind(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """What kernels are chosen by: the binary digits of each size, and by which power of two it can be divided."""
+    """What kernels are chosen by: the binary digits of each size, and the power of two that divides it."""
     return tuple([(n.bit_length(), min(n & -n, 64)) for n in sizes])

@@ -174,7 +174,12 @@ fn arithmetic() -> Vec<Row> {
     vec![
         binary(
             "add",
-            &["add.Tensor(x, y)", "add.Scalar(x, y#)"],
+            &[
+                "add.Tensor(x, y)",
+                "add.Scalar(x, y#)",
+                // Rounded once, as torch does it.
+                "addcmul.default(x, y, z) => (cast (add (cast x ($wide x)) (mul (cast y ($wide y)) (cast z ($wide z)))) ($dtype x))",
+            ],
             n,
             |v| arithmetic_of(v, false, |x, y| x + y, i64::wrapping_add),
             1.0,

@@ -1,7 +1,8 @@
-//! Kernels that sum over rows, as the gradient of a bias does.
+//! Kernels that sum over rows, as the gradient of a bias does, or take means or norms of columns.
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
+use hypatia_runtime::step::ColumnKind;
 
 use super::body::{body, computed, describe, inputs_used, kept, kernel_name};
 use super::pack::{Shell, Slot, all, each};
@@ -13,23 +14,28 @@ use crate::{Error, Result};
 /// Lanes side by side, and rows at a time, of a block.
 const LANES: usize = 32;
 const ROWS: usize = 8;
-/// Rows that a block sums before its sum is written; sums of so many f32 stay exact enough.
+/// Rows that a block sums at most before its sum is written; sums of so many f32 stay exact enough.
 const CHUNK: usize = 512;
+/// Fewer rows are not shared out among blocks, and so many blocks keep a GPU busy.
+const FEWEST: usize = 64;
+const BLOCKS: usize = 264;
 
-/// Column sums in two kernels, run one after the other.
+/// Column sums in one kernel, or in two, run one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns {
-    /// Sums over chunks of rows. Operands: the region's inputs, the partial sums, the region's other outputs.
+    /// Sums over chunks of rows. Operands: the region's inputs, the partial sums, the region's other outputs. Without
+    /// partial sums the result is in their place.
     pub chunks: Kernel,
-    /// Sums over the chunks. Operands: the partial sums, the result.
-    pub finish: Kernel,
+    /// Sums over the chunks, if there are several. Operands: the partial sums, the result.
+    pub finish: Option<Kernel>,
     /// Bytes of the partial sums.
     pub partial_bytes: usize,
 }
 
 /// Sums the first output of a region over the first `rows` dimensions of a shape; its other outputs are written, too.
-/// The first output must be f32, or f64, and the dense result is of type `out`.
+/// The first output must be f32, or f64, and the dense result, made of the sums, is of type `out`. For norms the region squares.
 pub fn columns(
+    kind: ColumnKind,
     region: &Region,
     shape: &[usize],
     rows: usize,
@@ -54,7 +60,14 @@ pub fn columns(
     let column_space = Space::new(&shape[rows..], &along);
     let width = pack_width(Some(&row_space), &column_space, &operands);
     let (count, columns) = (row_space.len(), column_space.len());
-    let chunks = count.div_ceil(CHUNK);
+    let wide = columns.div_ceil(LANES * width);
+    let mut chunk = CHUNK;
+    while count > CHUNK && chunk > FEWEST && wide * count.div_ceil(chunk) < BLOCKS {
+        chunk /= 2;
+    }
+    let chunks = count.div_ceil(chunk);
+    let number = computed(sum_type);
+    let last = |sum: &str| kept(out, &made_of(kind, number, sum, count));
     let slot = |i: usize| {
         let name = if i < inputs.len() {
             format!("x{i}")
@@ -100,13 +113,13 @@ pub fn columns(
         each(width, &element),
         all(&made, Slot::write),
     ];
-    let number = computed(sum_type);
+    let whole = if chunks == 1 { last("whole") } else { "whole".to_owned() };
     let text = format!(
         "const int lane = threadIdx.x % {LANES}, part = threadIdx.x / {LANES};
 const i64 c = (blockIdx.x * (i64){LANES} + lane) * {width};
 {number} sum[{width}] = {{}};
 if (c < {columns}) {{
-{}    const i64 first = blockIdx.y * (i64){CHUNK}, end = first + {CHUNK} < rows ? first + {CHUNK} : rows;
+{}    const i64 first = blockIdx.y * (i64){chunk}, end = first + {chunk} < rows ? first + {chunk} : rows;
     for (i64 row = first + part; row < end; row += {ROWS}) {{
 {}    }}
 }}
@@ -117,7 +130,7 @@ for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
     const i64 column = blockIdx.x * (i64){} + i;
     {number} whole = 0;
     for (int r = 0; r < {ROWS}; r++) whole += parts[r][i];
-    if (column < {columns}) y0[blockIdx.y * (i64){columns} + column] = whole;
+    if (column < {columns}) y0[blockIdx.y * (i64){columns} + column] = {whole};
 }}
 ",
         super::indent(&column_space.coordinates("c", seen.iter().copied()), 1),
@@ -127,18 +140,18 @@ for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
     );
     let name = kernel_name("columns", &[Some(region)]);
     let expressions = describe(region, |i| format!("x{i}"));
-    let mut written = vec![sum_type];
+    let first_type = if chunks == 1 { out } else { sum_type };
+    let mut written = vec![first_type];
     written.extend(types(outputs));
     let threads = (LANES * ROWS) as u32;
     let shell = Shell {
         name: &name,
-        comment: &[format!("y0 = sums of {} over {CHUNK} rows each", expressions[0])],
+        comment: &[format!("y0 = sums of {} over {chunk} rows each", expressions[0])],
         parameters: parameters(region.inputs(), &written, &["rows"]),
         threads,
         body: text,
     };
-    let wide = u32::try_from(columns.div_ceil(LANES * width));
-    let (Ok(wide), Ok(tall)) = (wide, u16::try_from(chunks)) else {
+    let (Ok(wide), Ok(tall)) = (u32::try_from(wide), u16::try_from(chunks)) else {
         return refuse("there are too many rows or columns");
     };
     let first = Kernel {
@@ -147,20 +160,34 @@ for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
         blocks: [wide, u32::from(tall), 1],
         threads,
         alignments: (inputs.iter().map(|o| o.alignment))
-            .chain([sum_type.size()])
+            .chain([first_type.size()])
             .chain(outputs.iter().map(|o| o.alignment))
             .collect(),
         numbers: vec![count as u64],
     };
+    let finish = (chunks > 1).then(|| finish(sum_type, out, [columns, chunks], &last("sum")));
     Ok(Columns {
         chunks: first,
-        finish: finish(sum_type, out, columns, chunks)?,
-        partial_bytes: chunks * columns * sum_type.size(),
+        partial_bytes: if finish.is_some() {
+            chunks * columns * sum_type.size()
+        } else {
+            0
+        },
+        finish: finish.transpose()?,
     })
 }
 
-/// Sums over the chunks, a thread for each column.
-fn finish(sum_type: DType, out: DType, columns: usize, chunks: usize) -> Result<Kernel> {
+/// What becomes of the sum of a column of so many elements.
+fn made_of(kind: ColumnKind, number: &str, sum: &str, count: usize) -> String {
+    match kind {
+        ColumnKind::Sum => sum.to_owned(),
+        ColumnKind::Mean => format!("({number})({sum} * ({number})(1.0 / {count}.0))"),
+        ColumnKind::Norm => format!("({number})sqrt({sum})"),
+    }
+}
+
+/// Sums over the chunks, a thread for each column; the result is this of a sum.
+fn finish(sum_type: DType, out: DType, [columns, chunks]: [usize; 2], last: &str) -> Result<Kernel> {
     let name = "columns_finish".to_owned();
     let number = computed(sum_type);
     let text = format!(
@@ -168,9 +195,8 @@ fn finish(sum_type: DType, out: DType, columns: usize, chunks: usize) -> Result<
 if (c >= columns) return;
 {number} sum = 0;
 for (i64 chunk = 0; chunk < chunks; chunk++) sum += x0[chunk * columns + c];
-y0[c] = {};
-",
-        kept(out, "sum")
+y0[c] = {last};
+"
     );
     let shell = Shell {
         name: &name,

@@ -4,6 +4,7 @@ use std::slice::from_ref;
 
 use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding, Scalar};
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
+use hypatia_runtime::step::ColumnKind;
 
 use super::space::{Space, pack_width};
 use super::*;
@@ -267,8 +268,29 @@ fn samples() -> Vec<Kernel> {
     .unwrap();
     let shape = [1000, 264];
     let dense = Operand::dense(DType::BF16, &shape);
-    let made = columns(&region, &shape, 1, from_ref(&dense), from_ref(&dense), DType::BF16).unwrap();
-    kernels.extend([made.chunks, made.finish]);
+    let made = columns(
+        ColumnKind::Sum,
+        &region,
+        &shape,
+        1,
+        from_ref(&dense),
+        from_ref(&dense),
+        DType::BF16,
+    )
+    .unwrap();
+    kernels.extend([made.chunks].into_iter().chain(made.finish));
+    let means = columns(
+        ColumnKind::Mean,
+        &region,
+        &[49, 264],
+        1,
+        &[Operand::dense(DType::BF16, &[49, 264])],
+        &[Operand::dense(DType::BF16, &[49, 264])],
+        DType::BF16,
+    )
+    .unwrap();
+    assert_eq!(means.finish, None);
+    kernels.push(means.chunks);
     for split in Split::ALL {
         kernels.extend([split.kernel(false, 3, 784).unwrap(), split.kernel(true, 3, 33).unwrap()]);
     }

@@ -4,6 +4,7 @@ use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::product::Activation;
 use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
 use hypatia_runtime::plan::{Operand, Plan};
+use hypatia_runtime::step::ColumnKind;
 
 use super::apart::Apart;
 use super::{LinearStep, Setting, alignment, lying};
@@ -73,7 +74,7 @@ impl Product {
         let plain = unsafe { tuned(device, problem, setting) };
         // SAFETY: promised by the caller.
         let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
-        let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, &l.x, 1)?)));
+        let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, ColumnKind::Sum, &l.x, 1)?)));
         match (both, apart) {
             (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
                 how: gemm.into(),
@@ -156,26 +157,35 @@ unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setti
 /// Sums over the first dimensions of an operand, by two kernels.
 pub(super) struct Sums {
     chunks: Loaded,
-    finish: Loaded,
+    finish: Option<Loaded>,
     partial_bytes: usize,
     bytes: usize,
 }
 
 impl Sums {
-    pub(super) fn new(device: &'static Device, plan: &Plan, x: &Operand, rows: usize) -> Result<Sums> {
+    pub(super) fn new(
+        device: &'static Device,
+        plan: &Plan,
+        kind: ColumnKind,
+        x: &Operand,
+        rows: usize,
+    ) -> Result<Sums> {
         let dtype = plan.values[x.value].dtype;
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let (code, result) = if dtype == wide {
-            (vec![], 0)
-        } else {
-            (vec![Instruction::new(Op::Cast(wide), [0])], 1)
-        };
+        let mut code = vec![];
+        if dtype != wide {
+            code.push(Instruction::new(Op::Cast(wide), [0]));
+        }
+        if kind == ColumnKind::Norm {
+            code.push(Instruction::new(Op::Square, [code.len()]));
+        }
+        let result = code.len();
         let region = Region::new(&[dtype], code, &[result], Rounding::AtStores)
             .map_err(|e| Error::unsupported(e.to_string()))?;
-        let kernels = codegen::columns(&region, &x.shape, rows, &[lying(plan, x)], &[], dtype)?;
+        let kernels = codegen::columns(kind, &region, &x.shape, rows, &[lying(plan, x)], &[], dtype)?;
         Ok(Sums {
             chunks: kernels.chunks.load(device)?,
-            finish: kernels.finish.load(device)?,
+            finish: kernels.finish.map(|k| k.load(device)).transpose()?,
             partial_bytes: kernels.partial_bytes,
             bytes: x.shape.iter().product::<usize>() * dtype.size(),
         })
@@ -195,8 +205,11 @@ impl Sums {
     pub(super) unsafe fn launch(&self, stream: Stream, x: u64, workspace: u64, result: u64) -> Result<()> {
         // SAFETY: promised by the caller.
         unsafe {
+            let Some(finish) = &self.finish else {
+                return self.chunks.launch(stream, &[x, result]);
+            };
             self.chunks.launch(stream, &[x, workspace])?;
-            self.finish.launch(stream, &[workspace, result])
+            finish.launch(stream, &[workspace, result])
         }
     }
 }

@@ -5,26 +5,34 @@ use std::slice::from_ref;
 use hypatia_core::ty::DType;
 use hypatia_cuda::codegen::{self, Operand};
 use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::step::ColumnKind;
 
 use crate::support::{decode, device, draw, run};
 
 #[test]
 fn column_sums() {
     let Some(device) = device() else { return };
-    for (rows, columns, dtype) in [
-        (1, 1, DType::F32),
-        (1000, 264, DType::BF16),
-        (5000, 100, DType::F32),
-        (513, 7, DType::F16),
+    for (kind, rows, columns, dtype) in [
+        (ColumnKind::Sum, 1, 1, DType::F32),
+        (ColumnKind::Sum, 1000, 264, DType::BF16),
+        (ColumnKind::Sum, 5000, 100, DType::F32),
+        (ColumnKind::Sum, 513, 7, DType::F16),
+        (ColumnKind::Mean, 49, 1280, DType::BF16),
+        (ColumnKind::Mean, 3136, 96, DType::F16),
+        (ColumnKind::Mean, 12544, 33, DType::F32),
+        (ColumnKind::Norm, 196, 384, DType::BF16),
+        (ColumnKind::Norm, 3136, 50, DType::F64),
     ] {
         let shape = [rows, columns];
         let dense = Operand::dense(dtype, &shape);
-        let code = vec![
-            Instruction::new(Op::Cast(DType::F32), [0]),
-            Instruction::new(Op::Relu, [0]),
-        ];
-        let region = Region::new(&[dtype], code, &[1, 2], Rounding::EveryOp).unwrap();
-        let made = codegen::columns(&region, &shape, 1, from_ref(&dense), from_ref(&dense), dtype).unwrap();
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut code = vec![Instruction::new(Op::Cast(wide), [0]), Instruction::new(Op::Relu, [0])];
+        if kind == ColumnKind::Norm {
+            code.push(Instruction::new(Op::Square, [1]));
+        }
+        let summed = if kind == ColumnKind::Norm { 3 } else { 1 };
+        let region = Region::new(&[dtype], code, &[summed, 2], Rounding::EveryOp).unwrap();
+        let made = codegen::columns(kind, &region, &shape, 1, from_ref(&dense), from_ref(&dense), dtype).unwrap();
         let input = draw(dtype, rows * columns, 3);
         let room = |bytes: usize| vec![0x5a; bytes];
         let buffers = [
@@ -33,15 +41,27 @@ fn column_sums() {
             room(input.len()),
             room(columns * dtype.size()),
         ];
-        let out = run(
-            device,
-            &[(&made.chunks, vec![0, 1, 2]), (&made.finish, vec![1, 3])],
-            &buffers,
-        );
+        let out = match &made.finish {
+            Some(finish) => run(device, &[(&made.chunks, vec![0, 1, 2]), (finish, vec![1, 3])], &buffers),
+            None => run(device, &[(&made.chunks, vec![0, 3, 2])], &buffers),
+        };
         let (x, relu, sums) = (decode(dtype, &input), decode(dtype, &out[2]), decode(dtype, &out[3]));
         for c in 0..columns {
             let column = || (0..rows).map(|r| x[r * columns + c]);
-            let (sum, size): (f64, f64) = (column().sum(), column().map(f64::abs).sum());
+            let (sum, size): (f64, f64) = match kind {
+                ColumnKind::Sum => (column().sum(), column().map(f64::abs).sum()),
+                ColumnKind::Mean => {
+                    let count = rows as f64;
+                    (
+                        column().sum::<f64>() / count,
+                        column().map(f64::abs).sum::<f64>() / count,
+                    )
+                }
+                ColumnKind::Norm => {
+                    let norm = column().map(|x| x * x).sum::<f64>().sqrt();
+                    (norm, norm)
+                }
+            };
             let allowed = 1e-6 * size + dtype.epsilon() * 2.0 * sum.abs();
             assert!(
                 (sums[c] - sum).abs() <= allowed,

@@ -3,6 +3,7 @@
 
 mod activations;
 mod calls;
+mod columns;
 mod depthwise;
 mod effects;
 mod gradients;
@@ -438,7 +439,7 @@ impl<'a> Lowering<'a> {
             (_, "split" | "unbind") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
-            _ if self.column_sum(id).is_some() => self.columns(id),
+            _ if self.column_step(id).is_some() => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ => match self.view(id)? {

@@ -1,13 +1,12 @@
 //! What backward passes are made of on devices that can: sums over rows, sums that a product takes along, masks of ReLU.
 
 use egg::Id;
-use hypatia_core::attr::Attr;
 use hypatia_core::ty::DType;
 
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::product::Activation;
-use crate::step::{ColumnStep, LinearStep, Operand, Task, Value, ValueId};
+use crate::step::{ColumnKind, LinearStep, Operand, Task, Value, ValueId};
 
 /// A step that does nothing but set a gradient to zero where the result of a ReLU is.
 pub(super) struct Gate {
@@ -20,31 +19,6 @@ pub(super) struct Gate {
 }
 
 impl Lowering<'_> {
-    /// How many first dimensions a node sums over, if it is a sum of that kind.
-    pub(super) fn column_sum(&self, id: Id) -> Option<usize> {
-        let children = &self.program.node(id).children;
-        if !self.can.column_sums || self.name(id) != "sum" {
-            return None;
-        }
-        let (shape, from) = self.shape(*children.first()?).ok()?;
-        let to = self.shape(id).ok()?.1;
-        let mut dims = self.attr(*children.get(1)?).and_then(Attr::known_ints)?;
-        dims.sort_unstable();
-        let (rank, count) = (shape.len() as i64, dims.len() as i64);
-        let first = dims == (-rank..count - rank).collect::<Vec<_>>();
-        (first && count > 0 && count < rank && from == to && to.is_float() && !shape.contains(&0)).then_some(dims.len())
-    }
-
-    pub(super) fn columns(&mut self, id: Id) -> Result<()> {
-        let rows = self.column_sum(id).ok_or_else(|| no_plan("sums of another kind"))?;
-        let x = self.operand(self.program.node(id).children[0])?;
-        let output = self.new_value(id)?;
-        self.plan
-            .steps
-            .push(Task::Columns(Box::new(ColumnStep { x, rows, output })));
-        Ok(())
-    }
-
     /// Lets the product that gives the gradient of a weight give that of the bias, too: both read the same rows.
     pub(super) fn merge_sums(&mut self) {
         let mut at = 0;
@@ -69,7 +43,8 @@ impl Lowering<'_> {
         let alike = |l: &LinearStep| {
             let rows: usize = c.x.shape[..c.rows].iter().product();
             let columns: usize = c.x.shape[c.rows..].iter().product();
-            l.gradient.x_transposed
+            c.kind == ColumnKind::Sum
+                && l.gradient.x_transposed
                 && l.gradient.sums.is_none()
                 && (l.activation, l.b, &l.r) == (Activation::None, None, &None)
                 && c.x.reshaped(&[rows, columns]).as_ref() == Some(&l.x)
