@@ -71,7 +71,7 @@ def remember_numbers(program: torch.export.ExportedProgram) -> None:
 
 def is_number(node: fx.Node) -> bool:
     """Whether a node is a number that is written in the model's code, as a tensor."""
-    if node.op != "get_attr":
+    if node.op != "get_attr" or node.graph.owning_module is None:
         return False
     held = operator.attrgetter(str(node.target))(node.graph.owning_module)
     written = _written.get(id(held)) is held or _OF_AOTAUTOGRAD.fullmatch(str(node.target)) is not None

@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from .. import _torch
 from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
-from .constant_values import LIFTS, remember_number
+from .constant_values import LIFTS, computed, constants_of, remember_number
 from .fake_tensors import fakes_of, kind_of, storage_of
 from .layout import layout_of
 from .op_facts import changes, functional_form, is_best_whole, is_composite, makes_new_memory, makes_views
@@ -24,6 +24,11 @@ from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Ops that do nothing but for autograd."""
+SCATTERS = {
+    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+}
+"""Views of parts, and the ops that put such a part into a whole."""
 VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 
@@ -132,8 +137,10 @@ class _Recorder(TorchDispatchMode):
         self._held: list[torch.Tensor] = []
         """Fake tensors that have no node of their own."""
         self._given: set[fx.Node] = set()
-        self._lying: Counter[int | None] = Counter()
-        """How many known tensors lie in a storage."""
+        self._lying: defaultdict[int | None, list[torch.Tensor]] = defaultdict(list)
+        """The known tensors that lie in a storage."""
+        self._part_of: dict[int, tuple[_torch.OpOverload, tuple[Any, ...]]] = {}
+        """By the address of a fake tensor: the view that makes it, and of what."""
         self._convolved = False
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that are written in the model's code, by their names in the graph."""
@@ -177,6 +184,8 @@ class _Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is torch.ops.aten.detach_.default:
             return args[0]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._number(args[0])
         if changes(func):
             return self._changed(func, args, kwargs)
         if func in LIFTS and type(args[0]) is torch.Tensor:
@@ -206,22 +215,50 @@ class _Recorder(TorchDispatchMode):
         self._known(fake, node)
         self._given.add(node)
 
-    def _changed(self, func: _torch.OpOverload, args: Any, kwargs: dict[str, object]) -> torch.Tensor:
-        """Writes down what an op makes of its first operand, which stands for that from now on.
+    def _number(self, tensor: torch.Tensor) -> int | float | bool:
+        """The number that a tensor of one element is in every call of this graph."""
+        node = self._nodes.get(id(tensor))
+        known = computed([node]) if node is not None and node in constants_of(self.graph) else {}
+        if node is None or node not in known:
+            raise UnservedError("the model asks for a value that depends on its inputs or weights")
+        with _torch.disable_current_modes():
+            return known[node].item()
 
-        Nobody else may see the change: it is no input, and nothing else is known that lies in its memory.
-        """
+    def _changed(self, func: _torch.OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Writes down what an op makes of its first operand, which stands for that from now on, as the
+        tensors do that it is a part of. What else lies in this memory is not known any more."""
         instead = functional_form(func)
         changed = args[0]
         node = self._nodes.get(id(changed))
-        if instead is None or node is None or node in self._given:
+        lying = self._lying[storage_of(changed)]
+        if instead is None or node is None or any(self._nodes.get(id(t)) in self._given for t in lying):
             raise UnservedError(f"{func} changes something")
-        out: Any = self._fakes.call(instead, instead, args, kwargs)
-        if self._lying[storage_of(changed)] != 1 or kind_of(out) != kind_of(changed):
-            raise UnservedError(f"{func} changes something that others see")
-        self._record(instead, args, kwargs, out)
-        self._nodes[id(changed)] = self._nodes[id(out)]
-        self._held.append(changed)
+        out: Any
+        if instead is torch.ops.aten.copy.default:
+            with self:
+                out = copied(*args, **kwargs)
+        else:
+            out = self._fakes.call(instead, instead, args, kwargs)
+            self._record(instead, args, kwargs, out)
+        whole, parts = changed, list[torch.Tensor]()
+        while id(whole) in self._part_of:
+            view, (base, *places) = self._part_of[id(whole)]
+            parts.append(whole)
+            scatter = SCATTERS[view]
+            new = self._fakes.call(scatter, scatter, (base, out, *places), {})
+            self._record(scatter, (base, out, *places), {}, new)
+            whole, out = base, new
+        if kind_of(out) != kind_of(whole):
+            raise UnservedError(f"{func} changes how a tensor lies in memory")
+        for other in lying:
+            self._nodes.pop(id(other), None)
+        self._nodes[id(whole)] = self._nodes[id(out)]
+        self._held.append(whole)
+        for part in reversed(parts):
+            view, given = self._part_of[id(part)]
+            node = self.graph.create_node("call_function", view, self._put(given))
+            node.meta["val"] = part
+            self._nodes[id(part)] = node
         return changed
 
     def _record(self, func: Any, args: Any, kwargs: object, out: Any) -> None:
@@ -233,7 +270,7 @@ class _Recorder(TorchDispatchMode):
             return
         if func in SAME:
             self._held.append(out)
-            self._lying[storage_of(out)] += 1
+            self._lying[storage_of(out)].append(out)
             self._nodes[id(out)] = self._put(args[0])
             return
         name = func._schema.name.partition("::")[2]
@@ -242,13 +279,15 @@ class _Recorder(TorchDispatchMode):
         node.meta.update(self._places.here(), val=out)
         if not several:
             self._known(out, node)
+            if func in SCATTERS and not kwargs:
+                self._part_of[id(out)] = func, tuple(args)
             return
         for i, part in enumerate(out):
             self._known(part, self.graph.call_function(operator.getitem, (node, i)))
 
     def _known(self, fake: torch.Tensor, node: fx.Node) -> None:
         node.meta["val"] = fake
-        self._lying[storage_of(fake)] += 1
+        self._lying[storage_of(fake)].append(fake)
         self._nodes[id(fake)] = node
 
     def _put(self, value: object) -> Any:
