@@ -373,3 +373,20 @@ def test_sums_of_broadcast_products_are_matrix_products() -> None:
     steps = calls_of(States, *inputs())
     assert not any("sum" in s for s in steps), steps
     assert sum("bmm" in s or "matmul" in s for s in steps) == 2, steps
+
+
+class Shares(nn.Module):
+    """A softmax that is asked for in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 24, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x.bfloat16())
+        return y.softmax(-1, dtype=torch.float32), y.tanh().log_softmax(-1, dtype=torch.float32)
+
+
+def test_a_softmax_in_fp32_has_a_kernel() -> None:
+    steps = calls_of(Shares, *inputs())
+    assert not any("aten" in s for s in steps), steps

@@ -71,9 +71,13 @@ def remember_numbers(program: torch.export.ExportedProgram) -> None:
 
 def is_number(node: fx.Node) -> bool:
     """Whether a node is a number that is written in the model's code, as a tensor."""
-    if node.op != "get_attr" or node.graph.owning_module is None:
+    if node.op != "get_attr":
         return False
-    held = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    try:
+        held = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    except AttributeError:
+        # The graph is not whole yet.
+        return False
     written = _written.get(id(held)) is held or _OF_AOTAUTOGRAD.fullmatch(str(node.target)) is not None
     return written and type(held) is torch.Tensor and held.numel() == 1 and not held.requires_grad
 

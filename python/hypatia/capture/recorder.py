@@ -215,10 +215,23 @@ class _Recorder(TorchDispatchMode):
         self._known(fake, node)
         self._given.add(node)
 
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        """The graph in a module that has its constants."""
+        holder = nn.Module()
+        for name, held in self.constants.items():
+            holder.register_buffer(name, held)
+        self.graph.owning_module = holder  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            self.graph.owning_module = None
+
     def _number(self, tensor: torch.Tensor) -> int | float | bool:
         """The number that a tensor of one element is in every call of this graph."""
         node = self._nodes.get(id(tensor))
-        known = computed([node]) if node is not None and node in constants_of(self.graph) else {}
+        with self._owned():
+            known = computed([node]) if node is not None and node in constants_of(self.graph) else {}
         if node is None or node not in known:
             raise UnservedError("the model asks for a value that depends on its inputs or weights")
         with _torch.disable_current_modes():

@@ -75,12 +75,13 @@ impl Lowering<'_> {
             (count > 0 && dims == (-count..0).collect::<Vec<_>>()).then_some(count as usize)
         };
         let (from, to) = (self.shape(*children.first()?).ok()?.1, self.shape(id).ok()?.1);
-        if from != to || !to.is_float() {
+        let widens = matches!(self.name(id), "softmax_f32" | "log_softmax_f32") && from.is_float();
+        if from != to && !widens || !to.is_float() {
             return None;
         }
         Some(match self.name(id) {
-            "softmax" if last(1) => (RowOp::Softmax, 1),
-            "log_softmax" if last(1) => (RowOp::LogSoftmax, 1),
+            "softmax" | "softmax_f32" if last(1) => (RowOp::Softmax, 1),
+            "log_softmax" | "log_softmax_f32" if last(1) => (RowOp::LogSoftmax, 1),
             "layer_norm" => (
                 RowOp::LayerNorm {
                     eps: attr(4)?.number()?,
@@ -109,20 +110,24 @@ impl Lowering<'_> {
         let (op, reduced) = self.row_op(id).ok_or_else(|| no_plan("an op on other dimensions"))?;
         let children = self.program.node(id).children.clone();
         let x = children[0];
-        let ((shape, _), (result, dtype)) = (self.shape(x)?, self.shape(id)?);
+        let ((shape, from), (result, dtype)) = (self.shape(x)?, self.shape(id)?);
         let compute = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut rows = Rowwise::new(op, dtype)?;
         let mut made = Making::over(&shape);
         if self.inside[usize::from(x)] && !self.place.contains_key(&x) {
             self.leaves(x, &mut made)?;
             let mut last = self.code(x, &mut made)?;
-            if dtype != compute {
+            if from != compute {
                 made.code.push(Instruction::new(Lane::Cast(compute), [last]));
                 last = made.dtypes.len() + made.code.len() - 1;
             }
             rows = rows.with_prologue(Region::new(&made.dtypes, made.code, &[last], Rounding::EveryOp)?)?;
         } else {
             made.inputs.push(self.operand(x)?);
+            if from != dtype {
+                let widened = vec![Instruction::new(Lane::Cast(compute), [0])];
+                rows = rows.with_prologue(Region::new(&[from], widened, &[1], Rounding::EveryOp)?)?;
+            }
         }
         let mut inputs = made.inputs;
         let affine: Vec<Id> = match self.name(id) {
