@@ -38,9 +38,9 @@ ORDER = (
 class Timeline:
     """Seconds of stages, each without those inside of it."""
 
-    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] | None = None) -> None:
         self.seconds: dict[str, float] = {}
-        self._clock = clock
+        self._clock = clock or time.perf_counter
         self._told = told
         self._open: list[list[float]] = []
         """Of every open stage, when it began and what stages inside of it took."""
@@ -79,7 +79,7 @@ _watched = _Watched()
 
 @contextlib.contextmanager
 def watching(
-    told: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = time.perf_counter
+    told: Callable[[str], None] = lambda _: None, clock: Callable[[], float] | None = None
 ) -> Iterator[Timeline]:
     """Watches the stages of this thread until the end; ``told`` gets the name of each that begins.
 

@@ -97,7 +97,7 @@ TORCH_OPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "takes a list": (lambda x: torch.cat([x[:, 12:], x[:, :12]], 1), "dispatcher"),
     "takes an optional number": (lambda x: x.std(1, correction=0, keepdim=True) + x, "python"),
     "has two results": (_greatest, "dispatcher"),
-    "returns a list": (lambda x: x.exp().unbind(0)[3] + x, "python"),
+    "returns a list": (lambda x: torch.unbind_copy(x.exp(), 0)[3] + x, "python"),
     "takes a dtype": (lambda x: x.cumsum(0, dtype=torch.float64).float() + x, "dispatcher"),
 }
 

@@ -19,7 +19,15 @@ from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMod
 from .constant_values import LIFTS, computed, constants_of, remember_number
 from .fake_tensors import fakes_of, kind_of, storage_of
 from .layout import layout_of
-from .op_facts import changes, functional_form, is_best_whole, is_composite, makes_new_memory, makes_views
+from .op_facts import (
+    changes,
+    functional_form,
+    is_best_whole,
+    is_composite,
+    makes_new_memory,
+    makes_views,
+    name_of,
+)
 from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -184,7 +192,7 @@ class _Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is torch.ops.aten.detach_.default:
             return args[0]
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if name_of(func) == "_local_scalar_dense":
             return self._number(args[0])
         if changes(func):
             return self._changed(func, args, kwargs)
