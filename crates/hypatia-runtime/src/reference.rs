@@ -16,7 +16,7 @@ use hypatia_core::ty::{DType, TensorType, Ty};
 use crate::device::{Abilities, Device};
 use crate::error::{Error, Result};
 use crate::kernels::call::Call;
-use crate::kernels::region::{Instruction, Op, Region, Scalar};
+use crate::kernels::region::{Instruction, Op, Read, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
@@ -132,6 +132,38 @@ impl Running<'_> {
         (Arr::from_fn(o.shape.clone(), |i| data[place(o, i)]), dtype)
     }
 
+    /// What a region sees of one of its inputs.
+    fn read_as(&self, r: &RegionStep, input: usize) -> Typed {
+        let o = &r.inputs[input];
+        let (data, dtype) = (&self.values[o.value], self.plan.values[o.value].dtype);
+        let element: Box<dyn Fn(&[usize]) -> f64> = match r.reads.get(input) {
+            None | Some(Read::Plain) => return self.read(o),
+            Some(Read::Within { before, sizes, outside }) => Box::new(move |i| {
+                let inside = i
+                    .iter()
+                    .zip(before)
+                    .map(|(i, b)| i.checked_sub(*b))
+                    .collect::<Option<Vec<_>>>();
+                match inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n)) {
+                    Some(i) => data[place(o, &i)],
+                    None => match outside {
+                        Scalar::Float(x) => *x,
+                        Scalar::Int(i) => *i as f64,
+                    },
+                }
+            }),
+            Some(Read::At { index, stride, size }) => {
+                let by = &r.inputs[*index];
+                let index = &self.values[by.value];
+                Box::new(move |i| match index[place(by, i)] {
+                    at if at >= 0.0 && at < *size as f64 => data[place(o, i).wrapping_add_signed(at as isize * stride)],
+                    _ => f64::NAN,
+                })
+            }
+        };
+        (Arr::from_fn(o.shape.clone(), element), dtype)
+    }
+
     fn write(&mut self, o: &Operand, array: &Arr) {
         let mut elements = array.data.iter();
         let data = &mut self.values[o.value];
@@ -179,7 +211,7 @@ impl Running<'_> {
     }
 
     fn region(&mut self, r: &RegionStep) -> Result<()> {
-        let inputs = r.inputs.iter().map(|o| self.read(o)).collect();
+        let inputs = (0..r.inputs.len()).map(|i| self.read_as(r, i)).collect();
         let results = region(&r.region, inputs, &r.shape)?;
         for (at, (result, _)) in results.iter().enumerate() {
             match r.slices.get(at) {

@@ -105,7 +105,7 @@ impl Lowering<'_> {
         };
         let whole = Operand::dense(d.output, &d.shape);
         let alike = |o: &Operand| o.value != d.output || o.lies_as(&whole.strides) && o.offset == 0;
-        let one = readers.next().is_none() && r.outputs.len() == 1 && r.slices.is_empty();
+        let one = readers.next().is_none() && r.outputs.len() == 1 && r.slices.is_empty() && r.reads.is_empty();
         (one && r.shape == d.shape && r.inputs.iter().all(alike)).then_some(reader)
     }
 }

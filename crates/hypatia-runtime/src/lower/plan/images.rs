@@ -136,6 +136,11 @@ impl Turned<'_> {
         if let Some((x, true)) = self.whole_mean(id) {
             return self.mean(x, true).map(Some);
         }
+        if let Some((x, pads)) = self.padded(id) {
+            let x = self.with_last(x)?;
+            let pads = self.made.program.attr(Attr::ints(&pads));
+            return self.op("pad", [x, pads, self.place[&children[2]]]).map(Some);
+        }
         let concatenated = name == "cat" && self.int(children[0]) == Some(-3);
         if !concatenated && !has_code(name) || !children.iter().any(|c| self.last.contains_key(c)) {
             return Ok(None);
@@ -155,6 +160,20 @@ impl Turned<'_> {
             });
         }
         Ok(Some(self.made.program.op(*op, operands)?))
+    }
+
+    /// The operand of a padding of images, and the pads with channels last.
+    fn padded(&self, id: Id) -> Option<(Id, Vec<i64>)> {
+        let children = &self.source.program.node(id).children;
+        if self.name(id) != "pad" || !self.last.contains_key(&children[0]) {
+            return None;
+        }
+        image(self.source.program.ty(id))?;
+        // In pairs from the last dimension on.
+        let mut pads = self.ints(children[1])?;
+        pads.resize(8, 0);
+        pads[..6].rotate_right(2);
+        Some((children[0], pads))
     }
 
     fn convolved(&mut self, id: Id, operands: &[Id]) -> Result<Id> {
