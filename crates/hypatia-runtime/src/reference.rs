@@ -21,6 +21,7 @@ use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
     ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId,
+    Window,
 };
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
@@ -282,14 +283,26 @@ impl Running<'_> {
         let numbers = |list: [usize; 2]| ints(list.map(|n| n as i64));
         // As the op table has them: channels first.
         let x = self.read(&d.x.permuted(&[0, 3, 1, 2]));
+        let Window {
+            size,
+            stride,
+            padding,
+            dilation,
+        } = d.window;
+        let pads = [1, 0].map(|i| {
+            let reach = (d.shape[1 + i] - 1) * stride[i] + (size[i] - 1) * dilation[i] + 1;
+            let (before, image) = (padding[i] as i64, x.0.shape[2 + i] as i64);
+            [before, reach as i64 - before - image]
+        });
+        let padded = eval("pad", &[array(&x), ints(pads.concat()), attr(Attr::float(0.0))])?;
         let weight = Operand::dense(d.w, &[kh, kw, channels, 1]).permuted(&[2, 3, 0, 1]);
         let operands = [
-            array(&x),
+            array(&(padded[0].clone(), x.1)),
             array(&self.read(&weight)),
             attr(Attr::None),
-            numbers(d.window.stride),
-            numbers(d.window.padding),
-            numbers(d.window.dilation),
+            numbers(stride),
+            numbers([0, 0]),
+            numbers(dilation),
             attr(Attr::int(channels as i64)),
         ];
         let made = array(&(eval("conv", &operands)?.remove(0), x.1));

@@ -158,7 +158,7 @@ pub struct Window {
     pub size: [usize; 2],
     /// From one place of the window to the next.
     pub stride: [usize; 2],
-    /// Zeros before the image, and behind it.
+    /// Zeros before the image; behind it are as many as the result needs.
     pub padding: [usize; 2],
     /// From one element of the window to the next.
     pub dilation: [usize; 2],

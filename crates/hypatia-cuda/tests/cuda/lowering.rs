@@ -465,3 +465,34 @@ fn what_is_padded_lies_as_before() {
     let names = steps(text);
     assert_eq!(names.iter().filter(|n| *n == "pointwise").count(), 1, "{names:?}");
 }
+
+#[test]
+fn images_are_padded_with_channels_last() {
+    // The first convolution of a net whose padding is not the same on both sides.
+    let lowered =
+        lowered("(tuple (conv (pad x:bf16[2,3,9,9] [0,1,0,1] 0.0) v:bf16[16,3,3,3] none [2,2] [0,0] [1,1] 1))");
+    let Task::Region(padded) = &lowered.plan.steps[0] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(padded.shape, [2, 10, 10, 3]);
+    assert_eq!(padded.inputs[0].strides, [243, 9, 1, 81]);
+    assert!(matches!(&lowered.plan.steps[1], Task::Torch(t) if t.reads[0].strides == [300, 1, 30, 3]));
+}
+
+#[test]
+fn other_paddings_are_no_part_of_convolutions() {
+    // Channels, another number, what others read, too.
+    for (text, returned) in [
+        ("(pad x:bf16[2,6,9,8] [0,0,0,0,1,1] 0.0)", ""),
+        ("(pad x:bf16[2,8,9,8] [1,1] 1.0)", ""),
+        ("(pad x:bf16[2,8,9,8] [1,1] 0.0)", "(exp p)"),
+    ] {
+        let text = format!("(let p {text}) (tuple (conv p v:bf16[8,1,3,3] none [1,1] [0,0] [1,1] 8) {returned})");
+        let lowered = lowered_with(&text, 1 + usize::from(!returned.is_empty()), &Wish::on(CUDA));
+        let convolution = lowered.plan.steps.iter().find_map(|step| match step {
+            Task::Depthwise(d) => Some(d.window.padding),
+            _ => None,
+        });
+        assert_eq!(convolution, Some([0, 0]), "{text}");
+    }
+}

@@ -90,6 +90,20 @@ const PROGRAMS: &[(&str, Holds)] = &[
             )
         },
     ),
+    // Zeros around images are the convolution's own.
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (silu (conv (pad (silu a) [0,1,2,1] 0.0) v:bf16[6,1,3,5] b:bf16[6] [2,2] [0,1] [1,1] 6)))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [2, 1] && d.x.shape == [2, 9, 8, 6]),
+    ),
+    (
+        "(tuple (conv (pad x:[2,6,9,8] [3,1,0,2] 0.0) v:[6,1,4,3] none [1,2] [0,0] [2,1] 6))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [0, 3] && d.x.shape == [2, 9, 8, 6]),
+    ),
+    (
+        "(tuple (conv (pad x:[2,6,9,8] [3,-2,-1,2] 0.0) v:[6,1,4,3] none [1,2] [1,0] [1,1] 6))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [1, 3] && d.x.shape == [2, 8, 6, 6]),
+    ),
     // Where the region is of several parts, or before an op on rows, what is padded is a step of its own.
     (
         "(tuple (add (pad x:[4,3] [2,1] 0.0) (cat -1 (exp y:[4,3]) (neg (pad x [1,-1] 2.0)))))",

@@ -265,6 +265,7 @@ impl<'a> Lowering<'a> {
             if self.product(*id).is_some() {
                 self.follow(*id);
             }
+            self.absorb_zeros(*id);
         }
         for id in order.iter().rev() {
             self.may_join = false;

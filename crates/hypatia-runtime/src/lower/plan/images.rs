@@ -12,7 +12,7 @@ use hypatia_core::ir::node::{Node, Op};
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{op_id, table};
 use hypatia_core::ty::{DType, TensorType, Ty};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::inline::Inlined;
 use super::no_plan;
@@ -42,6 +42,7 @@ pub(super) fn serves(dtype: DType) -> bool {
 /// The program with channels last, if it has convolutions that gain by it.
 pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
     let gains = |id: &Id| convolution(&source.program, *id).is_some();
+    let image_of = |id: Id| convolution(&source.program, id).map(|operands| operands[0]);
     if !source.program.reachable().iter().any(gains) {
         return Ok(source);
     }
@@ -53,6 +54,7 @@ pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
             images: true,
         },
         source: &source,
+        read: source.program.reachable().into_iter().filter_map(image_of).collect(),
         place: FxHashMap::default(),
         last: FxHashMap::default(),
     };
@@ -75,6 +77,8 @@ fn convolution(program: &Program, id: Id) -> Option<&[Id]> {
 struct Turned<'a> {
     made: Inlined,
     source: &'a Inlined,
+    /// Nodes that convolutions read.
+    read: FxHashSet<Id>,
     /// The new node of each old one.
     place: FxHashMap<Id, Id>,
     /// The same with channels last, as new nodes.
@@ -165,7 +169,7 @@ impl Turned<'_> {
     /// The operand of a padding of images, and the pads with channels last.
     fn padded(&self, id: Id) -> Option<(Id, Vec<i64>)> {
         let children = &self.source.program.node(id).children;
-        if self.name(id) != "pad" || !self.last.contains_key(&children[0]) {
+        if self.name(id) != "pad" || !self.last.contains_key(&children[0]) && !self.read.contains(&id) {
             return None;
         }
         image(self.source.program.ty(id))?;

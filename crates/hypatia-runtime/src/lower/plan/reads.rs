@@ -143,6 +143,44 @@ impl Lowering<'_> {
         (!kept.sizes.contains(&0)).then_some(kept)
     }
 
+    /// Whether a node, or what is padded and permuted to be it, puts zeros before and behind the last two of four
+    /// dimensions.
+    pub(super) fn puts_zeros_around_images(&self, image: Id, padded: Id) -> bool {
+        let Some(kept) = self.padding(padded) else {
+            return false;
+        };
+        let order = match image == padded {
+            true => Some(vec![0, 1, 2, 3]),
+            false => self.permutation(image).ok(),
+        };
+        let zero = matches!(kept.outside, Scalar::Float(x) if x.to_bits() == 0);
+        let whole = |order: Vec<usize>| {
+            let sizes = order[..2].iter().map(|d| kept.sizes[*d]);
+            self.shape(image)
+                .is_ok_and(|(shape, _)| sizes.eq(shape[..2].iter().copied()))
+        };
+        zero && order.filter(|o| o.len() == 4).is_some_and(whole)
+    }
+
+    fn permutation(&self, id: Id) -> Result<Vec<usize>> {
+        let order = self.attr(self.program.node(id).children[1]).and_then(Attr::known_ints);
+        let order = order.ok_or_else(|| no_plan("sizes that are not known"))?;
+        Ok(order.into_iter().map(|d| d as usize).collect())
+    }
+
+    /// What is inside of a node that is padded, and positions before that.
+    pub(super) fn unpadded(&mut self, id: Id) -> Result<(Operand, Vec<usize>)> {
+        let Reading { mut operand, how } = self.reading(id)?;
+        match how {
+            How::Within { before, sizes, .. } => {
+                operand.shape = sizes;
+                Ok((operand, before))
+            }
+            How::Plain => Ok((operand, vec![0; self.shape(id)?.0.len()])),
+            How::At { .. } => Err(no_plan("a node that is not padded")),
+        }
+    }
+
     /// The dimension of a gather.
     fn gathering(&self, id: Id) -> Option<usize> {
         if self.name(id) != "gather" {
@@ -161,10 +199,8 @@ impl Lowering<'_> {
         let (shape, _) = self.shape(id)?;
         let children = self.program.node(id).children.clone();
         if self.name(id) == "permute" {
-            let list = self.attr(children[1]).and_then(Attr::known_ints);
-            let list = list.ok_or_else(|| no_plan("sizes that are not known"))?;
-            let list: Vec<usize> = list.into_iter().map(|d| d as usize).collect();
-            return Ok(self.reading(children[0])?.permuted(&list));
+            let order = self.permutation(id)?;
+            return Ok(self.reading(children[0])?.permuted(&order));
         }
         let mut operand = self.operand(children[0])?;
         if let Some(dim) = self.gathering(id) {
@@ -202,7 +238,8 @@ impl Lowering<'_> {
             .iter()
             .zip(&shape)
             .any(|(s, n)| *s == 0 && *n > 1);
-        let strides = match repeats {
+        // Images with channels last are nodes with channels last.
+        let strides = match repeats || self.source.images {
             true => dense_strides(&shape),
             false => reading.operand.strides_like(&shape),
         };
