@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from test_depthwise import _steps
 from test_plans import _assert_calls_right, _compiled
 from torch import nn
 from torch.nn import functional as F
@@ -26,8 +26,8 @@ class Model(nn.Module):
         return self.f(*inputs)
 
 
-def _steps(compiled: Any) -> list[str]:
-    return [step["kernel"] for step in compiled.report["plan"]["steps"]]
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
 
 
 def _assert_same(what: str, f: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
@@ -90,25 +90,26 @@ def check_paddings() -> str:
     return f"{count} cases"
 
 
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.transpose(1, 3),
+    "sliced": lambda x: x[:, 1:, ::2],
+    "expanded": lambda x: x[:1].expand(3, -1, -1, -1),
+}
+
+
 def check_layouts_of_paddings() -> str:
-    """Images with channels last stay so; transposed, expanded and sliced tensors are read where they lie."""
+    """Images with channels last stay so; views are read where they lie."""
     torch.manual_seed(1)
-    forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
-        "transposed": lambda x: x.transpose(1, 3),
-        "sliced": lambda x: x[:, 1:, ::2],
-        "expanded": lambda x: x[:1].expand(3, -1, -1, -1),
-    }
-    for dtype, (name, form) in itertools.product(FLOATS, forms.items()):
-        for channels in (6, 32):
-            x = form(_random((2, channels, 11, 10), dtype))
-            # What follows keeps the layout of a whole tensor only.
-            f = lambda x: F.pad(x, (0, 1, 2, 1), value=1.5).contiguous()  # noqa: E731
-            _assert_same(f"{dtype} {name} {channels}", f, x)
-    for dtype in FLOATS:
-        x = _random((2, 32, 11, 10), dtype).to(memory_format=torch.channels_last)
-        _assert_same(f"{dtype} images", lambda x: F.pad(x, (0, 1, 2, 1)), x)
-    return f"{len(FLOATS) * (2 * len(forms) + 1)} cases"
+    forms = (torch.contiguous_format, torch.channels_last)
+    cases = list(itertools.product(FLOATS, VIEWS, forms, (6, 32)))
+    for dtype, name, form, channels in cases:
+        x = _random((2, channels, 11, 10), dtype).to(memory_format=form)
+        view = VIEWS[name]
+        f = lambda x, view=view: F.pad(view(x), (0, 1, 2, 1), value=1.5)  # noqa: E731
+        _assert_same(f"{dtype} {name} {form} {channels}", f, x)
+        _assert_same(f"{dtype} {name} {form} {channels}, more", lambda x, f=f: (f(x) * 2).sin(), x)
+    return f"{2 * len(cases)} cases"
 
 
 class Same(nn.Module):
@@ -158,7 +159,7 @@ GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def check_gathers() -> str:
-    """Odd sizes and layouts; indices that are expanded, computed and of another size than what they are of."""
+    """Odd sizes and layouts; indices that are expanded, computed, and of other sizes than what they are of."""
     torch.manual_seed(3)
     count = 0
     for dtype, (rows, size, taken) in itertools.product(FLOATS, ((16, 32, 16), (5, 7, 12), (64, 9, 33))):
@@ -174,19 +175,3 @@ def check_gathers() -> str:
             _assert_same(f"{dtype} {rows} {size} biased", _biased, x, y, i[0])
             count += 1
     return f"{count} cases"
-
-
-def check_indices_out_of_range() -> str:
-    """What lies out of range is never read: it is NaN, where eager's kernel would stop the process."""
-    x = torch.randn(4, 8, device="cuda")
-    good = torch.zeros(4, 8, dtype=torch.int64, device="cuda")
-    bad = good.clone()
-    bad[0, 0], bad[1, 1], bad[2, 2] = -1, 8, 2**62
-    with torch.no_grad():
-        compiled = _compiled(Model(lambda x, i: torch.gather(x, -1, i) * 2), x, good)
-        for _ in range(4):
-            assert compiled(x, good).isfinite().all()
-        result = compiled(x, bad)
-    assert result.isnan().sum() == 3
-    assert bool(result[0, 0].isnan() & result[1, 1].isnan() & result[2, 2].isnan())
-    return "3 indices"
