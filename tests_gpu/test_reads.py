@@ -159,7 +159,7 @@ GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def check_gathers() -> str:
-    """Odd sizes and layouts; indices that are expanded, computed, and of other sizes than what they are of."""
+    """Odd sizes and layouts; indices that are expanded, computed, or of other sizes than the tensor."""
     torch.manual_seed(3)
     count = 0
     for dtype, (rows, size, taken) in itertools.product(FLOATS, ((16, 32, 16), (5, 7, 12), (64, 9, 33))):
