@@ -137,29 +137,23 @@ impl Running<'_> {
     fn read_as(&self, r: &RegionStep, input: usize) -> Typed {
         let o = &r.inputs[input];
         let (data, dtype) = (&self.values[o.value], self.plan.values[o.value].dtype);
-        let element: Box<dyn Fn(&[usize]) -> f64> = match r.reads.get(input) {
-            None | Some(Read::Plain) => return self.read(o),
-            Some(Read::Within { before, sizes, outside }) => Box::new(move |i| {
-                let inside = i
-                    .iter()
-                    .zip(before)
-                    .map(|(i, b)| i.checked_sub(*b))
-                    .collect::<Option<Vec<_>>>();
-                match inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n)) {
-                    Some(i) => data[place(o, &i)],
-                    None => match outside {
-                        Scalar::Float(x) => *x,
-                        Scalar::Int(i) => *i as f64,
-                    },
+        let element = |i: &[usize]| match r.reads.get(input) {
+            None | Some(Read::Plain) => data[place(o, i)],
+            Some(Read::Within { before, sizes, outside }) => {
+                let moved = i.iter().zip(before).map(|(i, b)| i.checked_sub(*b));
+                let inside = moved.collect::<Option<Vec<_>>>();
+                match (inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n)), outside) {
+                    (Some(i), _) => data[place(o, &i)],
+                    (None, Scalar::Float(x)) => *x,
+                    (None, Scalar::Int(i)) => *i as f64,
                 }
-            }),
+            }
             Some(Read::At { index, stride, size }) => {
                 let by = &r.inputs[*index];
-                let index = &self.values[by.value];
-                Box::new(move |i| match index[place(by, i)] {
+                match self.values[by.value][place(by, i)] {
                     at if at >= 0.0 && at < *size as f64 => data[place(o, i).wrapping_add_signed(at as isize * stride)],
                     _ => f64::NAN,
-                })
+                }
             }
         };
         (Arr::from_fn(o.shape.clone(), element), dtype)
