@@ -37,4 +37,5 @@ pub const ABILITIES: Abilities = Abilities {
     // A row of a larger window does not fit into the registers of a thread.
     depthwise: Some(31),
     whole_addends: true,
+    any_reads: true,
 };

@@ -12,6 +12,7 @@ mod loss;
 mod norms;
 mod pack;
 mod pointwise;
+mod reads;
 mod rows;
 mod space;
 mod split;
@@ -24,7 +25,7 @@ pub use depthwise::Depthwise;
 use hypatia_core::ty::DType;
 pub use loss::{Loss, cross_entropy};
 pub use norms::{Norm, NormBackward};
-pub use pointwise::pointwise;
+pub use pointwise::{pointwise, reading};
 pub use rows::rows;
 pub use split::Split;
 

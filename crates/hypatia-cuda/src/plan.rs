@@ -116,7 +116,7 @@ impl Bound {
                     } else {
                         r.slices.iter().map(|o| lying(&plan, o)).collect()
                     };
-                    Ready::Kernel(codegen::pointwise(&r.region, &r.shape, &inputs, &outputs)?.load(device)?)
+                    Ready::Kernel(codegen::reading(&r.region, &r.shape, &inputs, &r.reads, &outputs)?.load(device)?)
                 }
                 Task::Rows(r) => {
                     let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();

@@ -56,6 +56,9 @@ pub struct Abilities {
     /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
     /// 16 bits first, as eager torch does on this device.
     pub whole_addends: bool,
+    /// Regions read within bounds and by index: paddings and gathers are parts of them; otherwise they are calls into
+    /// torch.
+    pub any_reads: bool,
 }
 
 /// Products of fp32 whose weight changes from call to call and is worth packing each time. Others are calls into torch.
@@ -91,6 +94,7 @@ impl Abilities {
         channels_last: false,
         depthwise: None,
         whole_addends: false,
+        any_reads: false,
     };
 
     /// Whether the step of a product of this element type applies an activation.

@@ -16,11 +16,12 @@ use hypatia_core::ty::{DType, TensorType, Ty};
 use crate::device::{Abilities, Device};
 use crate::error::{Error, Result};
 use crate::kernels::call::Call;
-use crate::kernels::region::{Instruction, Op, Region, Scalar};
+use crate::kernels::region::{Instruction, Op, Read, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
     ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId,
+    Window,
 };
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
@@ -132,6 +133,32 @@ impl Running<'_> {
         (Arr::from_fn(o.shape.clone(), |i| data[place(o, i)]), dtype)
     }
 
+    /// What a region sees of one of its inputs.
+    fn read_as(&self, r: &RegionStep, input: usize) -> Typed {
+        let o = &r.inputs[input];
+        let (data, dtype) = (&self.values[o.value], self.plan.values[o.value].dtype);
+        let element = |i: &[usize]| match r.reads.get(input) {
+            None | Some(Read::Plain) => data[place(o, i)],
+            Some(Read::Within { before, sizes, outside }) => {
+                let moved = i.iter().zip(before).map(|(i, b)| i.checked_sub(*b));
+                let inside = moved.collect::<Option<Vec<_>>>();
+                match (inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n)), outside) {
+                    (Some(i), _) => data[place(o, &i)],
+                    (None, Scalar::Float(x)) => *x,
+                    (None, Scalar::Int(i)) => *i as f64,
+                }
+            }
+            Some(Read::At { index, stride, size }) => {
+                let by = &r.inputs[*index];
+                match self.values[by.value][place(by, i)] {
+                    at if at >= 0.0 && at < *size as f64 => data[place(o, i).wrapping_add_signed(at as isize * stride)],
+                    _ => f64::NAN,
+                }
+            }
+        };
+        (Arr::from_fn(o.shape.clone(), element), dtype)
+    }
+
     fn write(&mut self, o: &Operand, array: &Arr) {
         let mut elements = array.data.iter();
         let data = &mut self.values[o.value];
@@ -179,7 +206,7 @@ impl Running<'_> {
     }
 
     fn region(&mut self, r: &RegionStep) -> Result<()> {
-        let inputs = r.inputs.iter().map(|o| self.read(o)).collect();
+        let inputs = (0..r.inputs.len()).map(|i| self.read_as(r, i)).collect();
         let results = region(&r.region, inputs, &r.shape)?;
         for (at, (result, _)) in results.iter().enumerate() {
             match r.slices.get(at) {
@@ -250,14 +277,26 @@ impl Running<'_> {
         let numbers = |list: [usize; 2]| ints(list.map(|n| n as i64));
         // As the op table has them: channels first.
         let x = self.read(&d.x.permuted(&[0, 3, 1, 2]));
+        let Window {
+            size,
+            stride,
+            padding,
+            dilation,
+        } = d.window;
+        let pads = [1, 0].map(|i| {
+            let reach = (d.shape[1 + i] - 1) * stride[i] + (size[i] - 1) * dilation[i] + 1;
+            let (before, image) = (padding[i] as i64, x.0.shape[2 + i] as i64);
+            [before, reach as i64 - before - image]
+        });
+        let padded = eval("pad", &[array(&x), ints(pads.concat()), attr(Attr::float(0.0))])?;
         let weight = Operand::dense(d.w, &[kh, kw, channels, 1]).permuted(&[2, 3, 0, 1]);
         let operands = [
-            array(&x),
+            array(&(padded[0].clone(), x.1)),
             array(&self.read(&weight)),
             attr(Attr::None),
-            numbers(d.window.stride),
-            numbers(d.window.padding),
-            numbers(d.window.dilation),
+            numbers(stride),
+            numbers([0, 0]),
+            numbers(dilation),
             attr(Attr::int(channels as i64)),
         ];
         let made = array(&(eval("conv", &operands)?.remove(0), x.1));

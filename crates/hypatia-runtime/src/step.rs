@@ -9,7 +9,7 @@ use std::ops::Range;
 use hypatia_core::ty::DType;
 
 use crate::kernels::product::Activation;
-use crate::kernels::region::Region;
+use crate::kernels::region::{Read, Region};
 use crate::kernels::rowwise::Rowwise;
 
 /// A dense value.
@@ -124,6 +124,8 @@ pub struct RegionStep {
     pub shape: Vec<usize>,
     /// What it reads, in that shape.
     pub inputs: Vec<Operand>,
+    /// How it reads each of them, if not all as their strides say; only where the device can.
+    pub reads: Vec<Read>,
     /// What it writes, densely.
     pub outputs: Vec<ValueId>,
     /// Where in those values each result lies, if not densely.
@@ -156,7 +158,7 @@ pub struct Window {
     pub size: [usize; 2],
     /// From one place of the window to the next.
     pub stride: [usize; 2],
-    /// Zeros before the image, and behind it.
+    /// Zeros before the image; behind it are as many as the result needs.
     pub padding: [usize; 2],
     /// From one element of the window to the next.
     pub dilation: [usize; 2],

@@ -165,7 +165,7 @@ fn cast(x: &str, from: DType, to: DType) -> String {
     }
 }
 
-fn literal(scalar: Scalar, dtype: DType) -> String {
+pub(super) fn literal(scalar: Scalar, dtype: DType) -> String {
     let (float, int) = match scalar {
         Scalar::Float(x) => (x, x as i64),
         Scalar::Int(i) => (i as f64, i),

@@ -1,9 +1,10 @@
 //! Kernels of pointwise regions.
 
-use hypatia_runtime::kernels::region::Region;
+use hypatia_runtime::kernels::region::{Read, Region};
 
 use super::body::{body, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
+use super::reads::Bounds;
 use super::space::{Space, blocks, index_type, pack_width};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
@@ -14,18 +15,31 @@ const THREADS: u32 = 256;
 /// The kernel of a region over tensors of a shape. Its operands are the inputs, then the outputs. An output may be the
 /// memory of an input if its strides and element size are the same.
 pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: &[Operand]) -> Result<Kernel> {
+    reading(region, shape, inputs, &[], outputs)
+}
+
+/// The same of a region that reads its inputs in these ways; without any, all as their strides say.
+pub fn reading(
+    region: &Region,
+    shape: &[usize],
+    inputs: &[Operand],
+    reads: &[Read],
+    outputs: &[Operand],
+) -> Result<Kernel> {
     expect("inputs", region.inputs(), shape, inputs)?;
     expect("outputs", region.outputs(), shape, outputs)?;
     if outputs.is_empty() {
         return Err(Error::unsupported("a pointwise kernel without results"));
     }
     let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
-    let strides: Vec<_> = operands.iter().map(|o| o.strides.clone()).collect();
+    let bounds = Bounds::new(shape, inputs, reads)?;
+    let lying = operands.iter().map(|o| o.strides.clone());
+    let strides: Vec<_> = lying.chain(bounds.counters()).collect();
     // Without elements nothing is launched, but the text must still be right.
     let empty = shape.contains(&0);
     let sizes: Vec<usize> = shape.iter().map(|n| (*n).max(1)).collect();
     let space = Space::ordered_by(&sizes, &strides, inputs.len());
-    let width = pack_width(None, &space, &operands);
+    let width = pack_width(None, &bounds.packed(&space, operands.len()), &operands);
     let slot = |i: usize| {
         let (letter, n) = if i < inputs.len() {
             ('x', i)
@@ -40,17 +54,25 @@ pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: 
             offset: space.offset(i, "e"),
         }
     };
-    let used = inputs_used(region);
-    let taken: Vec<Slot> = (0..inputs.len()).filter(|i| used[*i]).map(slot).collect();
+    let mut used = inputs_used(region);
+    bounds.marks_indices(&mut used);
+    let source = |i: usize| {
+        let index = |by: usize| slot(by).element();
+        bounds.source((i, &inputs[i].strides), slot(i), &space, operands.len(), index)
+    };
+    let taken: String = (0..inputs.len())
+        .filter(|i| used[*i])
+        .map(|i| source(i).read(width))
+        .collect();
     let made: Vec<Slot> = (inputs.len()..operands.len()).map(slot).collect();
-    let body = body(region, "v", |i| slot(i).element());
+    let body = body(region, "v", |i| source(i).element());
     let assign: String = made.iter().zip(&body.outputs).map(|(s, v)| s.assign(v)).collect();
     let index = index_type(space.reach());
-    let seen = (0..operands.len()).filter(|i| *i >= inputs.len() || used[*i]);
+    let seen = (0..strides.len()).filter(|i| *i >= inputs.len() || used[*i]);
     let inner = [
         format!("const {index} e = ({index})pack * {width};\n"),
         space.coordinates("e", seen),
-        all(&taken, |s| s.read(width)),
+        taken,
         all(&made, |s| s.declare(width)),
         each(width, &(body.statements + &assign)),
         all(&made, Slot::write),
@@ -59,7 +81,7 @@ pub fn pointwise(region: &Region, shape: &[usize], inputs: &[Operand], outputs: 
         "const i64 pack = blockIdx.x * (i64){THREADS} + threadIdx.x;\nif (pack >= packs) return;\n{}",
         inner.concat()
     );
-    let expressions = describe(region, |i| format!("x{i}"));
+    let expressions = describe(region, |i| bounds.describe(i));
     let comment: Vec<String> = expressions
         .iter()
         .enumerate()

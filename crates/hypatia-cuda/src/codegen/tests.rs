@@ -2,7 +2,7 @@
 
 use std::slice::from_ref;
 
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding, Scalar};
+use hypatia_runtime::kernels::region::{Instruction, Op, Read, Region, Rounding, Scalar};
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
 use hypatia_runtime::step::ColumnKind;
 
@@ -122,6 +122,70 @@ fn a_norm_can_be_read() {
     insta::assert_snapshot!(kernel.source.strip_prefix(PRELUDE).unwrap());
 }
 
+/// Reads of what was padded along some dimensions, and by an index that is the same for the whole batch.
+fn reads() -> Vec<Kernel> {
+    let one = |dtype| Region::new(&[dtype], vec![], &[0], Rounding::EveryOp).unwrap();
+    let within = |before: &[usize], sizes: &[usize], outside| Read::Within {
+        before: before.to_vec(),
+        sizes: sizes.to_vec(),
+        outside,
+    };
+    let mut kernels = vec![];
+    // Images with channels last, then first, then along all dimensions.
+    for (dtype, shape, strides, before, sizes) in [
+        (
+            DType::BF16,
+            [2, 10, 11, 32],
+            [2304, 288, 32, 1],
+            [0, 1, 1, 0],
+            [2, 8, 9, 32],
+        ),
+        (
+            DType::F16,
+            [2, 32, 10, 12],
+            [2304, 72, 9, 1],
+            [0, 0, 1, 2],
+            [2, 32, 8, 9],
+        ),
+        (
+            DType::I32,
+            [4, 33, 10, 11],
+            [2304, 72, 9, 1],
+            [1, 1, 0, 0],
+            [2, 31, 8, 9],
+        ),
+    ] {
+        let number = if dtype.is_float() {
+            Scalar::Float(f64::NEG_INFINITY)
+        } else {
+            Scalar::Int(-3)
+        };
+        let (x, y) = (strided(dtype, &strides), Operand::dense(dtype, &shape));
+        kernels.push(reading(&one(dtype), &shape, &[x], &[within(&before, &sizes, number)], &[y]).unwrap());
+    }
+    let code = vec![Instruction::new(Op::Add, [0, 2])];
+    let sum = Region::new(&[DType::BF16, DType::I64, DType::BF16], code, &[3], Rounding::EveryOp).unwrap();
+    let shape = [6, 16, 24];
+    let at = |stride, size| vec![Read::At { index: 1, stride, size }, Read::Plain, Read::Plain];
+    let dense = Operand::dense(DType::BF16, &shape);
+    for (x, index, stride) in [
+        ([640, 40, 0], [0, 24, 1], 1),
+        ([960, 1, 0], [0, 1, 16], 24),
+        ([96, 0, 1], [0, 24, 1], 24),
+    ] {
+        let inputs = [strided(DType::BF16, &x), strided(DType::I64, &index), dense.clone()];
+        kernels.push(reading(&sum, &shape, &inputs, &at(stride, 40), from_ref(&dense)).unwrap());
+    }
+    kernels
+}
+
+#[test]
+fn reads_within_bounds_and_by_index_can_be_read() {
+    let kernels = reads();
+    let texts = [0, 1, 3].map(|i| kernels[i].source.strip_prefix(PRELUDE).unwrap());
+    insta::assert_snapshot!(texts.join("\n"));
+}
+
 #[test]
 fn the_batch_size_is_no_part_of_the_source() {
     let source = |rows: usize| {
@@ -142,6 +206,23 @@ fn mistakes_are_refused() {
     assert!(pointwise(&region, &[4, 4], from_ref(&dense), from_ref(&dense)).is_err());
     assert!(pointwise(&region, &[4, 4], &[dense.clone(), half], from_ref(&dense)).is_err());
     assert!(pointwise(&region, &[4], &[dense.clone(), dense.clone()], from_ref(&dense)).is_err());
+    let by_itself = [
+        Read::At {
+            index: 0,
+            stride: 1,
+            size: 4,
+        },
+        Read::Plain,
+    ];
+    let outside = Read::Within {
+        before: vec![2, 0],
+        sizes: vec![3, 4],
+        outside: Scalar::Float(0.0),
+    };
+    for reads in [&by_itself[..], &[outside, Read::Plain], &[Read::Plain]] {
+        let inputs = [dense.clone(), dense.clone()];
+        assert!(reading(&region, &[4, 4], &inputs, reads, from_ref(&dense)).is_err());
+    }
     let sum = Rowwise::new(RowOp::Sum, DType::F32).unwrap();
     assert!(rows(&sum, &[4, 4], 3, from_ref(&dense), from_ref(&dense)).is_err());
     assert!(rows(&sum, &[4, 0], 1, from_ref(&dense), &[strided(DType::F32, &[1])]).is_err());
@@ -294,6 +375,7 @@ fn samples() -> Vec<Kernel> {
     for split in Split::ALL {
         kernels.extend([split.kernel(false, 3, 784).unwrap(), split.kernel(true, 3, 33).unwrap()]);
     }
+    kernels.extend(reads());
     for mean in [true, false] {
         let loss = cross_entropy(&dense, shape, -100, Some(mean)).unwrap();
         kernels.extend([loss.rows].into_iter().chain(loss.finish));

@@ -413,3 +413,86 @@ fn a_convolution_that_others_read_too_does_not_take_what_follows() {
     let alone = |s: &Task| matches!(s, Task::Depthwise(d) if d.after.is_input());
     assert!(lowered.plan.steps.iter().any(alone), "{:?}", lowered.plan.steps);
 }
+
+#[test]
+fn paddings_and_gathers_are_parts_of_regions() {
+    for (text, want) in [
+        ("(tuple (pad x:bf16[2,3,5] [1,2] 0.0))", &["copy"][..]),
+        (
+            "(tuple (mul (pad (exp x:bf16[2,3,5]) [1,2] 0.0) y:bf16[2,3,8]))",
+            &["pointwise", "pointwise"],
+        ),
+        (
+            "(tuple (add (gather x:bf16[2,3,5] -1 i:i64[2,3,9]) y:bf16[2,3,9]))",
+            &["pointwise"],
+        ),
+        (
+            "(tuple (add (permute (gather x:bf16[2,3,5] -1 i:i64[2,3,9]) [0,2,1]) y:bf16[2,9,3]))",
+            &["pointwise"],
+        ),
+        // What others read, too, is computed once.
+        (
+            "(let p (pad x:[4] [1,1] 0.0)) (tuple (exp p) (neg p))",
+            &["copy", "pointwise", "pointwise"],
+        ),
+        // Numbers that the dtype does not have, and nothing inside.
+        ("(tuple (pad x:f16[4] [1,1] 1e5))", &["aten.constant_pad_nd.default"]),
+        ("(tuple (pad x:i64[4] [1,1] 0.5))", &["aten.constant_pad_nd.default"]),
+        ("(tuple (pad x:[0,4] [1,1,1,0] 1.0))", &["aten.constant_pad_nd.default"]),
+        // Whole numbers have no NaN for what is out of range.
+        ("(tuple (gather x:i64[2,5] -1 i:i64[2,9]))", &["aten.gather.default"]),
+    ] {
+        assert_eq!(steps(text), want, "{text}");
+    }
+}
+
+#[test]
+fn what_is_padded_lies_as_before() {
+    let text = "(let a (conv x:bf16[2,8,9,9] w:bf16[16,8,3,3] none [1,1] [1,1] [1,1] 1))
+(tuple (conv (pad (relu a) [0,1,0,1] 0.0) v:bf16[16,16,3,3] none [2,2] [0,0] [1,1] 1))";
+    let lowered = lowered(text);
+    let padded = lowered.plan.steps.iter().find_map(|step| match step {
+        Task::Region(r) if !r.reads.is_empty() => Some(r),
+        _ => None,
+    });
+    let padded = padded.unwrap();
+    assert_eq!(padded.shape, [2, 10, 10, 16]);
+    assert_eq!(padded.inputs[0].strides, [9 * 9 * 16, 9 * 16, 16, 1]);
+    assert_eq!(
+        lowered.plan.form(padded.outputs[0]),
+        (vec![2, 10, 10, 16], vec![1600, 160, 16, 1])
+    );
+    let names = steps(text);
+    assert_eq!(names.iter().filter(|n| *n == "pointwise").count(), 1, "{names:?}");
+}
+
+#[test]
+fn images_are_padded_with_channels_last() {
+    // The first convolution of a net whose padding is not the same on both sides.
+    let lowered =
+        lowered("(tuple (conv (pad x:bf16[2,3,9,9] [0,1,0,1] 0.0) v:bf16[16,3,3,3] none [2,2] [0,0] [1,1] 1))");
+    let Task::Region(padded) = &lowered.plan.steps[0] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!(padded.shape, [2, 10, 10, 3]);
+    assert_eq!(padded.inputs[0].strides, [243, 9, 1, 81]);
+    assert!(matches!(&lowered.plan.steps[1], Task::Torch(t) if t.reads[0].strides == [300, 1, 30, 3]));
+}
+
+#[test]
+fn other_paddings_are_no_part_of_convolutions() {
+    // Channels, another number, what others read, too.
+    for (text, returned) in [
+        ("(pad x:bf16[2,6,9,8] [0,0,0,0,1,1] 0.0)", ""),
+        ("(pad x:bf16[2,8,9,8] [1,1] 1.0)", ""),
+        ("(pad x:bf16[2,8,9,8] [1,1] 0.0)", "(exp p)"),
+    ] {
+        let text = format!("(let p {text}) (tuple (conv p v:bf16[8,1,3,3] none [1,1] [0,0] [1,1] 8) {returned})");
+        let lowered = lowered_with(&text, 1 + usize::from(!returned.is_empty()), &Wish::on(CUDA));
+        let convolution = lowered.plan.steps.iter().find_map(|step| match step {
+            Task::Depthwise(d) => Some(d.window.padding),
+            _ => None,
+        });
+        assert_eq!(convolution, Some([0, 0]), "{text}");
+    }
+}

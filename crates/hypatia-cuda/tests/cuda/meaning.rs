@@ -12,6 +12,7 @@ use hypatia_core::random::Random;
 use hypatia_core::ty::{DType, Ty};
 use hypatia_core::{Options, optimize};
 use hypatia_runtime::device::{Device, Registered};
+use hypatia_runtime::kernels::region::Read;
 use hypatia_runtime::lower::plan::{Wish, lower};
 use hypatia_runtime::plan::{Memory, Task};
 use hypatia_runtime::reference::Reference;
@@ -70,7 +71,69 @@ const PROGRAMS: &[(&str, Holds)] = &[
 (tuple (add (mul a a) (relu (conv a v:bf16[6,1,1,3] none [1,1] [0,1] [1,1] 6))) (exp a))",
         |s| matches!(s, Task::Depthwise(d) if d.window.size == [1, 3] && d.inputs.len() == 2),
     ),
+    // Paddings, also such that crop, of what is dense, permuted, expanded and pointwise.
+    (
+        "(tuple (pad x:[2,3,5] [1,2,0,0,3,1] 0.5) (exp (pad (permute x [2,0,1]) [-1,2,1,-1] -2.0)))",
+        |s| is_read(s, |r| matches!(r, Read::Within { .. })),
+    ),
+    (
+        "(tuple (add y:[4,9] (pad (expand x:[1,5] [4,5]) [2,2] 1.0)) (neg (pad (exp y) [-1,-2,-1,0] 0.0)))",
+        |s| is_read(s, |r| matches!(r, Read::Within { .. })),
+    ),
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (silu (conv (pad (silu a) [0,1,2,1] 0.25) v:bf16[6,1,3,5] b:bf16[6] [2,2] [0,0] [1,1] 6)))",
+        |s| {
+            is_read(
+                s,
+                |r| matches!(r, Read::Within { before, .. } if before[..] == [0, 2, 0, 0]),
+            )
+        },
+    ),
+    // Zeros around images are the convolution's own.
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (silu (conv (pad (silu a) [0,1,2,1] 0.0) v:bf16[6,1,3,5] b:bf16[6] [2,2] [0,1] [1,1] 6)))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [2, 1] && d.x.shape == [2, 9, 8, 6]),
+    ),
+    (
+        "(tuple (conv (pad x:[2,6,9,8] [3,1,0,2] 0.0) v:[6,1,4,3] none [1,2] [0,0] [2,1] 6))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [0, 3] && d.x.shape == [2, 9, 8, 6]),
+    ),
+    (
+        "(tuple (conv (pad x:[2,6,9,8] [3,-2,-1,2] 0.0) v:[6,1,4,3] none [1,2] [1,0] [1,1] 6))",
+        |s| matches!(s, Task::Depthwise(d) if d.window.padding == [1, 3] && d.x.shape == [2, 8, 6, 6]),
+    ),
+    // Where the region is of several parts, or before an op on rows, what is padded is a step of its own.
+    (
+        "(tuple (add (pad x:[4,3] [2,1] 0.0) (cat -1 (exp y:[4,3]) (neg (pad x [1,-1] 2.0)))))",
+        |s| is_read(s, |r| matches!(r, Read::Within { .. })),
+    ),
+    (
+        "(tuple (softmax (exp (pad x:[4,3] [2,1] 0.0)) -1) (softmax (pad x [0,2] -1.0) -1))",
+        |s| is_read(s, |r| matches!(r, Read::Within { .. })),
+    ),
+    // Gathers along any dimension, by an index that is expanded, and turned afterwards.
+    (
+        "(let i (expand i:i64[4,5] [3,4,5]))
+(tuple (add y:[3,4,5] (div (gather x:[3,4,6] -1 i) 3.0)) (exp (gather x -2 (expand j:i64[1,2,6] [3,2,6]))))",
+        |s| is_read(s, |r| matches!(r, Read::At { size: 6, stride: 1, .. })),
+    ),
+    (
+        "(let i (expand i:i64[4,5] [3,4,5]))
+(tuple (add y:[3,5,4] (permute (gather (exp x:[3,4,6]) -1 i) [0,2,1])) (gather (permute x [0,2,1]) -1 j:i64[3,6,7]))",
+        |s| is_read(s, |r| matches!(r, Read::At { size: 6, stride: 1, .. })),
+    ),
+    (
+        "(tuple (softmax (exp (permute (gather x:[3,4,6] -1 i:i64[3,4,5]) [0,2,1])) -1))",
+        |s| is_read(s, |r| matches!(r, Read::At { .. })),
+    ),
 ];
+
+/// Whether a step is a region that reads an input so.
+fn is_read(step: &Task, how: fn(&Read) -> bool) -> bool {
+    matches!(step, Task::Region(r) if r.reads.iter().any(how))
+}
 
 fn numbers(value: &Val) -> Vec<f64> {
     match value {

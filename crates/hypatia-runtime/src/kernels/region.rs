@@ -127,6 +127,31 @@ pub enum Rounding {
     AtStores,
 }
 
+/// How an input of a region is read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Read {
+    /// Where its strides lead.
+    Plain,
+    /// What lies in memory is a part of what is read; outside of it is a number.
+    Within {
+        /// Positions before that part, along each dimension.
+        before: Vec<usize>,
+        /// Its sizes, all of them positive.
+        sizes: Vec<usize>,
+        /// The number, one of the input's dtype.
+        outside: Scalar,
+    },
+    /// Another input says where the element lies along a dimension, whose own stride is 0. What is out of range is NaN.
+    At {
+        /// That input, of whole numbers.
+        index: usize,
+        /// Elements from one place of the dimension to the next.
+        stride: isize,
+        /// So many places it has.
+        size: usize,
+    },
+}
+
 /// A typed region. Every machine makes of it what it can run.
 #[derive(Debug)]
 pub struct Region {

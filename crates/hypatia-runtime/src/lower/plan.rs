@@ -16,6 +16,7 @@ mod numbers;
 mod parts;
 mod pointwise;
 mod products;
+mod reads;
 mod results;
 mod slopes;
 mod views;
@@ -264,6 +265,7 @@ impl<'a> Lowering<'a> {
             if self.product(*id).is_some() {
                 self.follow(*id);
             }
+            self.absorb_zeros(*id);
         }
         for id in order.iter().rev() {
             self.may_join = false;
@@ -346,6 +348,8 @@ impl<'a> Lowering<'a> {
             {
                 self.inside[usize::from(child)] = true;
                 self.absorb(child);
+            } else if single && alike && free && pointwise && self.absorb_read(child) {
+                self.inside[usize::from(child)] = true;
             } else if single
                 && alike
                 && free
@@ -442,6 +446,7 @@ impl<'a> Lowering<'a> {
             _ if self.column_step(id).is_some() => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
+            _ if self.is_read(id) => self.read_step(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);

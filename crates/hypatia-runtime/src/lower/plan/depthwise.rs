@@ -42,10 +42,34 @@ impl Lowering<'_> {
         })
     }
 
+    /// Lets such a convolution put zeros around the image that it reads, where only it reads what is padded.
+    pub(super) fn absorb_zeros(&mut self, id: Id) {
+        if !self.can.any_reads || self.depthwise(id).is_none() {
+            return;
+        }
+        let x = self.program.node(id).children[0];
+        let padded = match self.name(x) {
+            "permute" => self.program.node(x).children[0],
+            _ => x,
+        };
+        let alone = |id: Id| self.uses[usize::from(id)] == 1 && !self.source.weight[usize::from(id)];
+        if alone(x) && alone(padded) && self.puts_zeros_around_images(x, padded) {
+            self.inside[usize::from(x)] = true;
+            self.inside[usize::from(padded)] = true;
+        }
+    }
+
     pub(super) fn depthwise_step(&mut self, id: Id) -> Result<()> {
-        let window = self.depthwise(id).ok_or_else(|| no_plan("another convolution"))?;
+        let mut window = self.depthwise(id).ok_or_else(|| no_plan("another convolution"))?;
         let children = self.program.node(id).children.clone();
-        let mut x = self.operand(children[0])?;
+        let mut x = match self.is_inner_read(children[0]) {
+            false => self.operand(children[0])?,
+            true => {
+                let (x, before) = self.unpadded(children[0])?;
+                window.padding = [0, 1].map(|i| window.padding[i] + before[2 + i]);
+                x
+            }
+        };
         if x.strides[1] != 1 {
             let wanted = channels_last_strides(&x.shape);
             x = self.as_wanted(children[0], x, Some(&wanted))?;
@@ -105,7 +129,7 @@ impl Lowering<'_> {
         };
         let whole = Operand::dense(d.output, &d.shape);
         let alike = |o: &Operand| o.value != d.output || o.lies_as(&whole.strides) && o.offset == 0;
-        let one = readers.next().is_none() && r.outputs.len() == 1 && r.slices.is_empty();
+        let one = readers.next().is_none() && r.outputs.len() == 1 && r.slices.is_empty() && r.reads.is_empty();
         (one && r.shape == d.shape && r.inputs.iter().all(alike)).then_some(reader)
     }
 }

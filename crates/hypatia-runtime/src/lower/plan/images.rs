@@ -12,7 +12,7 @@ use hypatia_core::ir::node::{Node, Op};
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{op_id, table};
 use hypatia_core::ty::{DType, TensorType, Ty};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::inline::Inlined;
 use super::no_plan;
@@ -42,6 +42,7 @@ pub(super) fn serves(dtype: DType) -> bool {
 /// The program with channels last, if it has convolutions that gain by it.
 pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
     let gains = |id: &Id| convolution(&source.program, *id).is_some();
+    let image_of = |id: Id| convolution(&source.program, id).map(|operands| operands[0]);
     if !source.program.reachable().iter().any(gains) {
         return Ok(source);
     }
@@ -53,6 +54,7 @@ pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
             images: true,
         },
         source: &source,
+        read: source.program.reachable().into_iter().filter_map(image_of).collect(),
         place: FxHashMap::default(),
         last: FxHashMap::default(),
     };
@@ -75,6 +77,8 @@ fn convolution(program: &Program, id: Id) -> Option<&[Id]> {
 struct Turned<'a> {
     made: Inlined,
     source: &'a Inlined,
+    /// Nodes that convolutions read.
+    read: FxHashSet<Id>,
     /// The new node of each old one.
     place: FxHashMap<Id, Id>,
     /// The same with channels last, as new nodes.
@@ -136,6 +140,11 @@ impl Turned<'_> {
         if let Some((x, true)) = self.whole_mean(id) {
             return self.mean(x, true).map(Some);
         }
+        if let Some((x, pads)) = self.padded(id) {
+            let x = self.with_last(x)?;
+            let pads = self.made.program.attr(Attr::ints(&pads));
+            return self.op("pad", [x, pads, self.place[&children[2]]]).map(Some);
+        }
         let concatenated = name == "cat" && self.int(children[0]) == Some(-3);
         if !concatenated && !has_code(name) || !children.iter().any(|c| self.last.contains_key(c)) {
             return Ok(None);
@@ -155,6 +164,20 @@ impl Turned<'_> {
             });
         }
         Ok(Some(self.made.program.op(*op, operands)?))
+    }
+
+    /// The operand of a padding of images, and the pads with channels last.
+    fn padded(&self, id: Id) -> Option<(Id, Vec<i64>)> {
+        let children = &self.source.program.node(id).children;
+        if self.name(id) != "pad" || !self.last.contains_key(&children[0]) && !self.read.contains(&id) {
+            return None;
+        }
+        image(self.source.program.ty(id))?;
+        // In pairs from the last dimension on.
+        let mut pads = self.ints(children[1])?;
+        pads.resize(8, 0);
+        pads[..6].rotate_right(2);
+        Some((children[0], pads))
     }
 
     fn convolved(&mut self, id: Id, operands: &[Id]) -> Result<Id> {

@@ -97,6 +97,7 @@ impl Lowering<'_> {
             region,
             shape,
             inputs: all.inputs,
+            reads: vec![],
             outputs: vec![y.value],
             slices,
             dense,
@@ -127,6 +128,7 @@ impl Lowering<'_> {
                     stack.push(child);
                     continue;
                 }
+                self.read_apart(child)?;
                 let operand = self.broadcast(child, whole)?;
                 let length = made.shape[dim];
                 let operand = operand.sliced(dim, part * length, length, 1);

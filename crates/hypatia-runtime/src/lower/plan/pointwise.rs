@@ -8,10 +8,11 @@ use hypatia_core::ty::{DType, Ty};
 use rustc_hash::FxHashMap;
 
 use super::activations::is_activation;
+use super::reads::some_reads;
 use super::slopes::is_gradient;
 use super::{Lowering, no_plan, numbers};
 use crate::error::Result;
-use crate::kernels::region::{Instruction, Op as Lane, Region, Rounding, Scalar};
+use crate::kernels::region::{Instruction, Op as Lane, Read, Region, Rounding, Scalar};
 use crate::kernels::rowwise::{RowOp, Rowwise};
 use crate::operand::dense_strides;
 use crate::step::{Operand, RegionStep, RowStep, Task, Value, ValueId};
@@ -23,6 +24,7 @@ impl Lowering<'_> {
         }
         let (shape, _) = self.shape(root)?;
         let mut made = Making::over(&shape);
+        made.reads_all = true;
         self.leaves(root, &mut made)?;
         let result = self.code(root, &mut made)?;
         let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
@@ -33,6 +35,7 @@ impl Lowering<'_> {
             region,
             shape,
             inputs: made.inputs,
+            reads: some_reads(made.reads),
             outputs: vec![y],
             slices: vec![],
             dense,
@@ -201,6 +204,7 @@ impl Lowering<'_> {
             region,
             shape: operand.shape.clone(),
             inputs: vec![operand.clone()],
+            reads: vec![],
             outputs: vec![value],
             slices: vec![],
             dense: dense_strides(&operand.shape),
@@ -229,6 +233,14 @@ impl Lowering<'_> {
                 if self.is_inner(child, root) && !self.place.contains_key(&child) {
                     stack.push(child);
                     continue;
+                }
+                if self.is_inner_read(child) {
+                    if made.reads_all {
+                        let (reading, dtype) = (self.reading(child)?, self.shape(child)?.1);
+                        made.read_as(child, reading, dtype);
+                        continue;
+                    }
+                    self.read_apart(child)?;
                 }
                 let operand = self.broadcast(child, &made.shape)?;
                 made.read(child, operand, self.shape(child)?.1);
@@ -319,6 +331,10 @@ impl Lowering<'_> {
 pub(super) struct Making {
     pub(super) shape: Vec<usize>,
     pub(super) inputs: Vec<Operand>,
+    /// How they are read.
+    pub(super) reads: Vec<Read>,
+    /// It may read its inputs in any way.
+    pub(super) reads_all: bool,
     pub(super) dtypes: Vec<DType>,
     pub(super) code: Vec<Instruction>,
     pub(super) place: FxHashMap<Id, usize>,
@@ -329,6 +345,8 @@ impl Making {
         Making {
             shape: shape.to_vec(),
             inputs: vec![],
+            reads: vec![],
+            reads_all: false,
             dtypes: vec![],
             code: vec![],
             place: FxHashMap::default(),
@@ -340,6 +358,7 @@ impl Making {
         self.place.insert(id, self.inputs.len());
         self.inputs.push(operand);
         self.dtypes.push(dtype);
+        self.reads.push(Read::Plain);
     }
 
     /// Several regions over the same shape as one, and the places of their results.

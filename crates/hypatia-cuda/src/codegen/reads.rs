@@ -1,0 +1,237 @@
+//! How a thread reads the inputs of a region: as their strides say, within bounds, or by index.
+
+use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::region::{Read, Scalar};
+
+use super::Operand;
+use super::body::literal;
+use super::pack::Slot;
+use super::space::Space;
+use crate::{Error, Result};
+
+/// An input inside a loop over packs.
+pub(super) struct Source {
+    slot: Slot,
+    from: From,
+}
+
+enum From {
+    Plain,
+    Within {
+        /// Whether all of a pack is inside, as far as the dimensions above say, and element `j` of it; empty if so.
+        pack: String,
+        element: String,
+        outside: String,
+    },
+    At {
+        /// The index for element `j`.
+        index: String,
+        stride: isize,
+        size: usize,
+    },
+}
+
+/// Dimensions along which some input is read within bounds, and how the positions along them are called.
+pub(super) struct Bounds<'a> {
+    shape: &'a [usize],
+    /// How each input is read; none if all are plain.
+    reads: &'a [Read],
+    /// Of the dimensions with bounds, in order.
+    dims: Vec<usize>,
+}
+
+impl<'a> Bounds<'a> {
+    /// Refuses reads that do not fit.
+    pub(super) fn new(shape: &'a [usize], inputs: &[Operand], reads: &'a [Read]) -> Result<Bounds<'a>> {
+        let fits = |read: &Read| match read {
+            Read::Plain => true,
+            Read::Within { before, sizes, .. } => {
+                let inside = |d: usize| sizes[d] > 0 && before[d] + sizes[d] <= shape[d];
+                before.len() == shape.len() && sizes.len() == shape.len() && (0..shape.len()).all(inside)
+            }
+            Read::At { index, .. } => {
+                let plain = reads.get(*index) == Some(&Read::Plain);
+                plain && inputs.get(*index).is_some_and(|o| o.dtype == DType::I64)
+            }
+        };
+        let floats = |(read, o): (&Read, &Operand)| !matches!(read, Read::At { .. }) || o.dtype.is_float();
+        if !reads.is_empty() && reads.len() != inputs.len()
+            || !reads.iter().all(fits)
+            || !reads.iter().zip(inputs).all(floats)
+        {
+            return Err(Error::unsupported(format!("a kernel that reads by {reads:?}")));
+        }
+        let bounded = |d: &usize| {
+            let cuts = |r: &Read| matches!(r, Read::Within { sizes, .. } if sizes[*d] < shape[*d]);
+            reads.iter().any(cuts)
+        };
+        let dims = (0..shape.len()).filter(bounded).collect();
+        Ok(Bounds { shape, reads, dims })
+    }
+
+    /// Strides that keep each of these dimensions apart from the others, as those of an operand that counts along it.
+    pub(super) fn counters(&self) -> impl Iterator<Item = Vec<isize>> {
+        let count = |d: &usize| {
+            let mut strides = vec![0; self.shape.len()];
+            strides[*d] = 1;
+            strides
+        };
+        self.dims.iter().map(count)
+    }
+
+    /// Inputs that others read by.
+    pub(super) fn marks_indices(&self, used: &mut [bool]) {
+        for (at, read) in self.reads.iter().enumerate() {
+            if let Read::At { index, .. } = read {
+                used[*index] |= used[at];
+            }
+        }
+    }
+
+    /// The space for the choice of a pack's width: what is not read in packs has no say.
+    pub(super) fn packed(&self, space: &Space, counters: usize) -> Space {
+        let mut packed = space.clone();
+        for (at, read) in self.reads.iter().enumerate() {
+            let apart = match read {
+                Read::Plain => false,
+                Read::Within { sizes, .. } => self.inner(space, counters).is_some_and(|d| sizes[d] < self.shape[d]),
+                Read::At { .. } => true,
+            };
+            if apart {
+                packed.strides[at].fill(0);
+            }
+        }
+        packed
+    }
+
+    /// The dimension with bounds that is the innermost one of the space, given the first of the counters.
+    fn inner(&self, space: &Space, counters: usize) -> Option<usize> {
+        let at = (0..self.dims.len()).find(|i| space.inner_stride(counters + i) != 0);
+        at.map(|i| self.dims[i])
+    }
+
+    /// How an input is read that lies as its slot says; `index` is the element of another one.
+    pub(super) fn source(
+        &self,
+        (input, strides): (usize, &[isize]),
+        mut slot: Slot,
+        space: &Space,
+        counters: usize,
+        index: impl Fn(usize) -> String,
+    ) -> Source {
+        let from = match self.reads.get(input) {
+            None | Some(Read::Plain) => From::Plain,
+            Some(Read::At {
+                index: by,
+                stride,
+                size,
+            }) => From::At {
+                index: index(*by),
+                stride: *stride,
+                size: *size,
+            },
+            Some(Read::Within { before, sizes, outside }) => {
+                let missing: isize = before.iter().zip(strides).map(|(b, s)| *b as isize * s).sum();
+                if missing != 0 {
+                    slot.offset += &format!(" - {missing}");
+                }
+                let inner = self.inner(space, counters);
+                let (mut pack, mut element) = (vec![], vec![]);
+                for (i, d) in self.dims.iter().enumerate() {
+                    let mut position = space.offset(counters + i, "e");
+                    let list = if inner == Some(*d) {
+                        position += " + j";
+                        &mut element
+                    } else {
+                        &mut pack
+                    };
+                    let end = before[*d] + sizes[*d];
+                    if before[*d] > 0 {
+                        list.push(format!("{position} >= {}", before[*d]));
+                    }
+                    if end < self.shape[*d] {
+                        list.push(format!("{position} < {end}"));
+                    }
+                }
+                From::Within {
+                    pack: pack.join(" && "),
+                    element: element.join(" && "),
+                    outside: literal(*outside, slot.dtype),
+                }
+            }
+        };
+        Source { slot, from }
+    }
+
+    /// What an input is called in a comment.
+    pub(super) fn describe(&self, input: usize) -> String {
+        match self.reads.get(input) {
+            Some(Read::Within { .. }) => format!("padded(x{input})"),
+            Some(Read::At { index, .. }) => format!("x{input}[x{index}]"),
+            _ => format!("x{input}"),
+        }
+    }
+}
+
+impl Source {
+    /// Statements that read the elements, or the one that they all are.
+    pub(super) fn read(&self, width: usize) -> String {
+        let Slot {
+            pointer, local, offset, ..
+        } = &self.slot;
+        let loose = format!("const auto* {local} = {pointer} + {offset};\n");
+        match &self.from {
+            From::Plain => self.slot.read(width),
+            From::At { .. } => loose,
+            From::Within { pack, element, .. } => {
+                let inside = match pack.is_empty() {
+                    true => String::new(),
+                    false => format!("const bool {local}_in = {pack};\n"),
+                };
+                if !element.is_empty() {
+                    return inside + &loose;
+                }
+                // Outside, the first element is read and not used.
+                let safe = Slot {
+                    offset: match pack.is_empty() {
+                        true => offset.clone(),
+                        false => format!("({local}_in ? {offset} : 0)"),
+                    },
+                    ..self.slot.clone()
+                };
+                inside + &safe.read(width)
+            }
+        }
+    }
+
+    /// The value of element `j`.
+    pub(super) fn element(&self) -> String {
+        let Slot {
+            local, stride, dtype, ..
+        } = &self.slot;
+        match &self.from {
+            From::Plain => self.slot.element(),
+            From::At {
+                index,
+                stride: step,
+                size,
+            } => {
+                let nan = literal(Scalar::Float(f64::NAN), *dtype);
+                format!("(u64)({index}) < {size} ? value({local}[j * {stride} + {index} * {step}]) : {nan}")
+            }
+            From::Within { pack, element, outside } => {
+                let above = (!pack.is_empty()).then(|| format!("{local}_in"));
+                let within = (!element.is_empty()).then(|| element.clone());
+                let inside: Vec<String> = above.into_iter().chain(within).collect();
+                let value = match element.is_empty() {
+                    true if *stride == 1 || *stride == 0 => self.slot.element(),
+                    _ => format!("value({local}[j * {stride}])"),
+                };
+                match inside.is_empty() {
+                    true => value,
+                    false => format!("{} ? {value} : {outside}", inside.join(" && ")),
+                }
+            }
+        }
+    }
+}

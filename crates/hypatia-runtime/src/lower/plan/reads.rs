@@ -1,0 +1,294 @@
+//! Paddings and gathers, on devices whose regions read within bounds and by index: a region reads what was not padded or
+//! gathered yet. It is the region of the pointwise ops that follow, or one of its own.
+
+use egg::Id;
+use hypatia_core::attr::Attr;
+use hypatia_core::ty::DType;
+
+use super::layouts::order;
+use super::pointwise::Making;
+use super::{Lowering, no_plan};
+use crate::error::Result;
+use crate::kernels::region::{Read, Region, Rounding, Scalar};
+use crate::operand::{Operand, dense_strides};
+use crate::step::{RegionStep, Task};
+
+/// How a node is read that is not in memory.
+pub(super) struct Reading {
+    /// What is, in the node's shape.
+    operand: Operand,
+    how: How,
+}
+
+enum How {
+    Plain,
+    Within {
+        before: Vec<usize>,
+        sizes: Vec<usize>,
+        outside: Scalar,
+    },
+    At {
+        index: Operand,
+        stride: isize,
+        size: usize,
+    },
+}
+
+/// What a padding leaves of its operand, along each dimension.
+struct Kept {
+    /// Elements before it that are cut off.
+    cut: Vec<usize>,
+    /// Elements that are left.
+    sizes: Vec<usize>,
+    /// Positions before them.
+    before: Vec<usize>,
+    outside: Scalar,
+}
+
+impl Reading {
+    fn permuted(self, order: &[usize]) -> Reading {
+        let list = |of: &[usize]| order.iter().map(|d| of[*d]).collect();
+        Reading {
+            operand: self.operand.permuted(order),
+            how: match self.how {
+                How::Plain => How::Plain,
+                How::Within { before, sizes, outside } => How::Within {
+                    before: list(&before),
+                    sizes: list(&sizes),
+                    outside,
+                },
+                How::At { index, stride, size } => How::At {
+                    index: index.permuted(order),
+                    stride,
+                    size,
+                },
+            },
+        }
+    }
+}
+
+impl Making {
+    /// Notes an input that is not read as its strides say.
+    pub(super) fn read_as(&mut self, id: Id, Reading { operand, how }: Reading, dtype: DType) {
+        let at = self.inputs.len();
+        self.read(id, operand, dtype);
+        self.reads[at] = match how {
+            How::Plain => Read::Plain,
+            How::Within { before, sizes, outside } => Read::Within { before, sizes, outside },
+            How::At { index, stride, size } => {
+                self.inputs.push(index);
+                self.dtypes.push(DType::I64);
+                self.reads.push(Read::Plain);
+                Read::At {
+                    index: at + 1,
+                    stride,
+                    size,
+                }
+            }
+        };
+    }
+}
+
+impl Lowering<'_> {
+    /// Whether a region can read a node that is not computed.
+    pub(super) fn is_read(&self, id: Id) -> bool {
+        self.can.any_reads && (self.padding(id).is_some() || self.gathering(id).is_some())
+    }
+
+    /// Whether the region of a node's only user can read it so; what is in between is then inside that region, too.
+    pub(super) fn absorb_read(&mut self, id: Id) -> bool {
+        if self.name(id) != "permute" {
+            return self.is_read(id);
+        }
+        let from = self.program.node(id).children[0];
+        let at = usize::from(from);
+        let free = !self.inside[at] && !self.tails.contains_key(&from) && !self.source.weight[at];
+        let turned = self.can.any_reads && free && self.uses[at] == 1 && self.is_read(from);
+        self.inside[at] |= turned;
+        turned
+    }
+
+    /// Whether a node is inside a region that reads it so.
+    pub(super) fn is_inner_read(&self, id: Id) -> bool {
+        self.inside[usize::from(id)]
+            && !self.pointwise[usize::from(id)]
+            && !self.place.contains_key(&id)
+            && (self.name(id) == "permute" || self.is_read(id))
+    }
+
+    /// What a padding keeps, and the number around it.
+    fn padding(&self, id: Id) -> Option<Kept> {
+        if self.name(id) != "pad" {
+            return None;
+        }
+        let &[x, pads, value] = &self.program.node(id).children[..] else {
+            return None;
+        };
+        let ((shape, dtype), pads) = (self.shape(x).ok()?, self.attr(pads)?.known_ints()?);
+        let rank = shape.len();
+        let mut kept = Kept {
+            cut: vec![0; rank],
+            sizes: shape,
+            before: vec![0; rank],
+            outside: number(self.attr(value)?.number()?, dtype)?,
+        };
+        for (k, pair) in pads.chunks(2).enumerate() {
+            let d = rank.checked_sub(k + 1)?;
+            let &[first, last] = pair else { return None };
+            let left = kept.sizes[d] as i64 + first.min(0) + last.min(0);
+            kept.cut[d] = (-first).max(0) as usize;
+            kept.before[d] = first.max(0) as usize;
+            kept.sizes[d] = usize::try_from(left).ok()?;
+        }
+        (!kept.sizes.contains(&0)).then_some(kept)
+    }
+
+    /// Whether a node, or what is padded and permuted to be it, puts zeros before and behind the last two of four
+    /// dimensions.
+    pub(super) fn puts_zeros_around_images(&self, image: Id, padded: Id) -> bool {
+        let Some(kept) = self.padding(padded) else {
+            return false;
+        };
+        let order = match image == padded {
+            true => Some(vec![0, 1, 2, 3]),
+            false => self.permutation(image).ok(),
+        };
+        let zero = matches!(kept.outside, Scalar::Float(x) if x.to_bits() == 0);
+        let whole = |order: Vec<usize>| {
+            let sizes = order[..2].iter().map(|d| kept.sizes[*d]);
+            self.shape(image)
+                .is_ok_and(|(shape, _)| sizes.eq(shape[..2].iter().copied()))
+        };
+        zero && order.filter(|o| o.len() == 4).is_some_and(whole)
+    }
+
+    fn permutation(&self, id: Id) -> Result<Vec<usize>> {
+        let order = self.attr(self.program.node(id).children[1]).and_then(Attr::known_ints);
+        let order = order.ok_or_else(|| no_plan("sizes that are not known"))?;
+        Ok(order.into_iter().map(|d| d as usize).collect())
+    }
+
+    /// What is inside of a node that is padded, and positions before that.
+    pub(super) fn unpadded(&mut self, id: Id) -> Result<(Operand, Vec<usize>)> {
+        let Reading { mut operand, how } = self.reading(id)?;
+        match how {
+            How::Within { before, sizes, .. } => {
+                operand.shape = sizes;
+                Ok((operand, before))
+            }
+            How::Plain => Ok((operand, vec![0; self.shape(id)?.0.len()])),
+            How::At { .. } => Err(no_plan("a node that is not padded")),
+        }
+    }
+
+    /// The dimension of a gather.
+    fn gathering(&self, id: Id) -> Option<usize> {
+        if self.name(id) != "gather" {
+            return None;
+        }
+        let children = &self.program.node(id).children;
+        let ((x, dtype), (shape, _)) = (self.shape(children[0]).ok()?, self.shape(id).ok()?);
+        let dim = self.dimension(children[1], x.len()).ok()?;
+        let index = self.shape(children[2]).ok()?;
+        let full = !x.contains(&0) && !shape.contains(&0);
+        (dtype.is_float() && full && index == (shape, DType::I64)).then_some(dim)
+    }
+
+    /// How a node is read: where its operand lies, and what of it.
+    pub(super) fn reading(&mut self, id: Id) -> Result<Reading> {
+        let (shape, _) = self.shape(id)?;
+        let children = self.program.node(id).children.clone();
+        if self.name(id) == "permute" {
+            let order = self.permutation(id)?;
+            return Ok(self.reading(children[0])?.permuted(&order));
+        }
+        let mut operand = self.operand(children[0])?;
+        if let Some(dim) = self.gathering(id) {
+            let (stride, size) = (operand.strides[dim], operand.shape[dim]);
+            (operand.strides[dim], operand.shape) = (0, shape);
+            let index = self.operand(children[2])?;
+            return Ok(Reading {
+                operand,
+                how: How::At { index, stride, size },
+            });
+        }
+        let kept = self.padding(id).ok_or_else(|| no_plan("a node that is not read so"))?;
+        for (d, cut) in kept.cut.iter().enumerate() {
+            operand = operand.sliced(d, *cut, kept.sizes[d], 1);
+        }
+        let how = match operand.shape == shape {
+            true => How::Plain,
+            false => How::Within {
+                before: kept.before,
+                sizes: kept.sizes,
+                outside: kept.outside,
+            },
+        };
+        operand.shape = shape;
+        Ok(Reading { operand, how })
+    }
+
+    /// Computes a node that is only read, in a region of its own; the result lies as its operand does.
+    pub(super) fn read_step(&mut self, id: Id) -> Result<()> {
+        let reading = self.reading(id)?;
+        let (shape, dtype) = self.shape(id)?;
+        let repeats = reading
+            .operand
+            .strides
+            .iter()
+            .zip(&shape)
+            .any(|(s, n)| *s == 0 && *n > 1);
+        // Images with channels last are nodes with channels last.
+        let strides = match repeats || self.source.images {
+            true => dense_strides(&shape),
+            false => reading.operand.strides_like(&shape),
+        };
+        let y = self.laid(&shape, dtype, Some(&strides))?;
+        let lying = order(&shape, &y.strides).ok_or_else(|| no_plan("a result with gaps"))?;
+        let shape: Vec<usize> = lying.iter().map(|d| shape[*d]).collect();
+        let mut made = Making::over(&shape);
+        made.read_as(id, reading.permuted(&lying), dtype);
+        self.plan.steps.push(Task::Region(Box::new(RegionStep {
+            region: Region::new(&made.dtypes, vec![], &[0], Rounding::EveryOp)?,
+            dense: dense_strides(&shape),
+            shape,
+            inputs: made.inputs,
+            reads: some_reads(made.reads),
+            outputs: vec![y.value],
+            slices: vec![],
+        })));
+        self.place.insert(id, y);
+        Ok(())
+    }
+
+    /// The same for a node inside a region that cannot read so, if it is one.
+    pub(super) fn read_apart(&mut self, id: Id) -> Result<()> {
+        if !self.is_inner_read(id) {
+            return Ok(());
+        }
+        if self.name(id) != "permute" {
+            return self.read_step(id);
+        }
+        self.read_step(self.program.node(id).children[0])?;
+        let view = self.view(id)?.ok_or_else(|| no_plan("a view that is none"))?;
+        self.place.insert(id, view);
+        Ok(())
+    }
+}
+
+/// How inputs are read, if not all as their strides say.
+pub(super) fn some_reads(reads: Vec<Read>) -> Vec<Read> {
+    match reads.iter().all(|r| *r == Read::Plain) {
+        true => vec![],
+        false => reads,
+    }
+}
+
+/// The number around what is padded, as one of a dtype; none if torch must be asked.
+fn number(value: f64, dtype: DType) -> Option<Scalar> {
+    let rounded = dtype.round(value);
+    if dtype.is_float() {
+        return (rounded.is_finite() || !value.is_finite()).then_some(Scalar::Float(rounded));
+    }
+    (!dtype.is_complex() && rounded == value && value.abs() < 1e15).then_some(Scalar::Int(value as i64))
+}

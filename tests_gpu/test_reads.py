@@ -1,0 +1,177 @@
+"""Paddings and gathers on a GPU: read within bounds and by index, with eager's bits and eager's strides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from test_depthwise import _steps
+from test_plans import _assert_calls_right, _compiled
+from torch import nn
+from torch.nn import functional as F
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Model(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, f: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.f(*inputs)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def _assert_same(what: str, f: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """Calls have eager's bits and strides, and none is torch's."""
+    model = Model(f)
+    try:
+        with torch.no_grad():
+            eager = model(*inputs)
+            compiled = _compiled(model, *inputs)
+            for _ in range(4):
+                result = compiled(*inputs)
+                assert (result.dtype, result.shape) == (eager.dtype, eager.shape)
+                assert result.stride() == eager.stride(), (result.stride(), eager.stride())
+                assert torch.equal(
+                    result.contiguous().view(torch.uint8), eager.contiguous().view(torch.uint8)
+                )
+        calls = [name for name in _steps(compiled) if "aten" in name]
+        assert not calls, calls
+    except Exception as error:
+        raise AssertionError(what) from error
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, device="cuda").to(dtype)
+    return torch.randint(0, 2 if dtype == torch.bool else 100, shape, device="cuda").to(dtype)
+
+
+# Sizes, and pads from the last dimension on; some of them crop.
+PADS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((7,), (2, 3)),
+    ((64,), (0, 8)),
+    ((5, 64), (0, 0, 1, 2)),
+    ((5, 33), (3, 0, 0, 1)),
+    ((5, 33), (-3, 2, 1, -1)),
+    ((2, 8, 16, 16), (0, 1, 0, 1)),
+    ((3, 5, 7, 9), (1, 2, 3, 0)),
+    ((2, 16, 9, 1), (1, 1, 1, 1)),
+    ((2, 3, 4, 6), (1, 0, 0, 2, 3, 1, 1, 1)),
+    ((2, 8, 9, 9), (-1, -2, -1, 3)),
+)
+
+
+def check_paddings() -> str:
+    """All dtypes and sizes, alone and with what follows and what is before."""
+    torch.manual_seed(0)
+    count = 0
+    for dtype, (shape, pads) in itertools.product((*FLOATS, *WHOLE), PADS):
+        x = _random(shape, dtype)
+        _assert_same(f"{dtype} {shape} {pads}", lambda x, pads=pads: F.pad(x, pads), x)
+        count += 1
+        if not dtype.is_floating_point:
+            continue
+        y = F.pad(x, pads) * 0.5
+        for value in (0.0, -0.0, 0.7, float("-inf")):
+            what = f"{dtype} {shape} {pads} {value}"
+            f = lambda x, y, pads=pads, value=value: (F.pad(x * 2, pads, value=value) + y).relu()  # noqa: E731
+            _assert_same(what, f, x, y)
+            count += 1
+    return f"{count} cases"
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.transpose(1, 3),
+    "sliced": lambda x: x[:, 1:, ::2],
+    "expanded": lambda x: x[:1].expand(3, -1, -1, -1),
+}
+
+
+def check_layouts_of_paddings() -> str:
+    """Images with channels last stay so; views are read where they lie."""
+    torch.manual_seed(1)
+    forms = (torch.contiguous_format, torch.channels_last)
+    cases = list(itertools.product(FLOATS, VIEWS, forms, (6, 32)))
+    for dtype, name, form, channels in cases:
+        x = _random((2, channels, 11, 10), dtype).to(memory_format=form)
+        view = VIEWS[name]
+        f = lambda x, view=view: F.pad(view(x), (0, 1, 2, 1), value=1.5)  # noqa: E731
+        _assert_same(f"{dtype} {name} {form} {channels}", f, x)
+        _assert_same(f"{dtype} {name} {form} {channels}, more", lambda x, f=f: (f(x) * 2).sin(), x)
+    return f"{2 * len(cases)} cases"
+
+
+class Same(nn.Module):
+    """Convolutions whose padding is not the same on both sides, as TensorFlow has it."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.stem = nn.Conv2d(3, 32, 3, stride=2, bias=False)
+        self.deep = nn.Conv2d(32, 32, 5, stride=2, groups=32)
+        self.last = nn.Conv2d(32, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.stem(F.pad(x, (0, 1, 0, 1), value=self.value)))
+        x = F.silu(self.deep(F.pad(x, (1, 2, 2, 1), value=self.value)))
+        return self.last(F.pad(x, (2, 0, 0, 1), value=self.value))
+
+
+def check_convolutions() -> str:
+    """Padded images before convolutions, those of each channel by itself among them."""
+    cases = list(
+        itertools.product(FLOATS[:3], (0.0, 0.5), (torch.contiguous_format, torch.channels_last), (17, 32))
+    )
+    for dtype, value, form, size in cases:
+        torch.manual_seed(2)
+        model = Same(value).cuda().to(dtype).eval()
+        x = torch.randn(2, 3, size, size + 2, device="cuda").to(dtype).to(memory_format=form)
+        compiled = _assert_calls_right(f"{dtype} {value} {form} {size}", model, x)
+        names = _steps(compiled)
+        assert not any("pad" in name for name in names), names
+    return f"{len(cases)} cases"
+
+
+def _biased(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """Scores by distance, as DeBERTa has them."""
+    index = i.expand(x.shape[0], *i.shape)
+    return torch.gather(x, -1, index) / 3 + torch.gather(y, -1, index).transpose(-1, -2) / 7
+
+
+GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "alone": lambda x, i: torch.gather(x, -1, i),
+    "what follows": lambda x, i: torch.gather(x * 2, -1, i).relu() + 0.5,
+    "turned": lambda x, i: torch.gather(x, -1, i).transpose(1, 2) * 2,
+    "another dimension": lambda x, i: torch.gather(x, 1, i[:, :, : x.shape[2]]) * 2,
+    "computed index": lambda x, i: torch.gather(x, -1, (i + 1).clamp(max=x.shape[-1] - 1)) * 2,
+}
+
+
+def check_gathers() -> str:
+    """Odd sizes and layouts; indices that are expanded, computed, or of other sizes than the tensor."""
+    torch.manual_seed(3)
+    count = 0
+    for dtype, (rows, size, taken) in itertools.product(FLOATS, ((16, 32, 16), (5, 7, 12), (64, 9, 33))):
+        x, y = _random((6, rows, size), dtype), _random((6, rows, size), dtype)
+        i = torch.randint(0, size, (6, rows, taken), device="cuda")
+        low = i.clamp(max=min(rows, size) - 1)
+        for name, f in GATHERS.items():
+            for form in ("dense", "turned"):
+                turned = x if form == "dense" else x.transpose(1, 2).contiguous().transpose(1, 2)
+                _assert_same(f"{dtype} {rows} {size} {taken} {name} {form}", f, turned, low)
+                count += 1
+        if rows == taken:
+            _assert_same(f"{dtype} {rows} {size} biased", _biased, x, y, i[0])
+            count += 1
+    return f"{count} cases"
