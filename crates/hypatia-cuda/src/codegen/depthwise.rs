@@ -401,6 +401,39 @@ mod tests {
         assert_eq!(share, Share { pack: 4, strip: 8 });
     }
 
+    const POOLS: [Pool; 3] = [
+        Pool::Max,
+        Pool::Mean { counts_padding: true },
+        Pool::Mean { counts_padding: false },
+    ];
+
+    #[test]
+    fn a_pooling_keeps_no_weight_and_takes_little_where_windows_share_nothing() {
+        let after = alone(DType::BF16);
+        let share = |shape, k: usize, stride| {
+            let mut pool = of(DType::BF16, &after, shape, [k, k], stride);
+            pool.pool = Some(Pool::Max);
+            pool.share()
+        };
+        assert_eq!(share([64, 56, 56, 96], 7, 1), Share { pack: 8, strip: 8 });
+        assert_eq!(share([64, 112, 112, 64], 3, 2), Share { pack: 8, strip: 8 });
+        assert_eq!(share([64, 56, 56, 96], 2, 2), Share { pack: 8, strip: 2 });
+    }
+
+    #[test]
+    fn a_mean_is_of_a_number_that_is_known_where_no_window_hangs_over() {
+        let after = alone(DType::BF16);
+        let count = |counts_padding, padding: usize, places: usize| {
+            let mut pool = of(DType::BF16, &after, [2, 9, 9, 24], [3, 3], 2);
+            pool.pool = Some(Pool::Mean { counts_padding });
+            (pool.window.padding, pool.shape[1], pool.shape[2]) = ([padding; 2], places, places);
+            let source = pool.kernel().unwrap().source;
+            source.contains("COUNT = 9;")
+        };
+        assert!(count(true, 1, 5) && count(false, 0, 4));
+        assert!(!count(false, 1, 5) && !count(true, 1, 6));
+    }
+
     #[test]
     fn channels_that_are_part_of_more_are_read_as_they_are_aligned() {
         let after = alone(DType::BF16);
@@ -474,7 +507,12 @@ mod tests {
                 ([9, 9], 1, [64, 32, 32, 1536]),
                 ([31, 31], 1, [64, 32, 32, 128]),
             ] {
-                compiled(&of(dtype, &after, shape, size, stride));
+                let mut d = of(dtype, &after, shape, size, stride);
+                compiled(&d);
+                for pool in POOLS {
+                    d.pool = Some(pool);
+                    compiled(&d);
+                }
             }
             let mut far = of(dtype, &after, [8, 65, 65, 320], [3, 3], 1);
             for dilation in [2, 12] {
@@ -501,6 +539,8 @@ mod tests {
                     strides: vec![1, 0, 0, 0],
                     ..Operand::dense(dtype, &shape)
                 });
+                compiled(&d);
+                d.pool = Some(Pool::Mean { counts_padding: false });
                 compiled(&d);
             }
         }

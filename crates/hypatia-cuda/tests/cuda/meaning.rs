@@ -13,7 +13,7 @@ use hypatia_core::ty::{DType, Ty};
 use hypatia_core::{Options, optimize};
 use hypatia_runtime::device::{Device, Registered};
 use hypatia_runtime::lower::plan::{Wish, lower};
-use hypatia_runtime::plan::{Memory, Task};
+use hypatia_runtime::plan::{Memory, Pool, Task, WindowOp};
 use hypatia_runtime::reference::Reference;
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
@@ -69,6 +69,17 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(let a (conv x:bf16[1,6,5,5] w:bf16[6,1,5,5] none [1,1] [2,2] [1,1] 6))
 (tuple (add (mul a a) (relu (conv a v:bf16[6,1,1,3] none [1,1] [0,1] [1,1] 6))) (exp a))",
         |s| matches!(s, Task::Depthwise(d) if d.window.size == [1, 3] && d.inputs.len() == 2),
+    ),
+    // Poolings of all kinds, at sizes at which windows hang over the end.
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (sub (avg_pool2d a [3,3] [1,1] [1,1] false false) a) (exp (avg_pool2d a [2,3] [2,2] [1,1] true true)))",
+        |s| matches!(s, Task::Depthwise(d) if d.op == WindowOp::Pool(Pool::Mean { counts_padding: true }) && d.shape[1..3] == [5, 5]),
+    ),
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (avg_pool2d a [3,3] [2,2] [1,1] true false) (relu (max_pool2d a [3,2] [3,2] [1,1] [1,3] true)))",
+        |s| matches!(s, Task::Depthwise(d) if d.op == WindowOp::Pool(Pool::Max) && !d.after.is_input()),
     ),
 ];
 
