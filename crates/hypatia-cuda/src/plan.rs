@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_runtime::kernels::call::{Call, Strided};
-use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId};
+use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId, WindowOp};
 
 use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
@@ -283,7 +283,10 @@ impl Bound {
                 unsafe { kernel.launch(stream, &addresses) }
             }
             (Task::Depthwise(d), Ready::Kernel(kernel)) => {
-                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::smallvec![operand(&d.x)?, value(d.w)?];
+                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::smallvec![operand(&d.x)?];
+                if let WindowOp::Conv(w) = d.op {
+                    addresses.push(value(w)?);
+                }
                 for o in d.inputs.iter().flatten() {
                     addresses.push(operand(o)?);
                 }
@@ -347,12 +350,16 @@ impl Bound {
     }
 }
 
-/// The kernel of a convolution of each channel by itself.
+/// The kernel of a convolution or a pooling of each channel by itself.
 fn depthwise(plan: &Plan, d: &DepthwiseStep) -> Result<Kernel> {
     let (&[_, height, width, _], &[n, oh, ow, channels]) = (&d.x.shape[..], &d.shape[..]) else {
-        return Err(Error::unsupported("a convolution of what are no images"));
+        return Err(Error::unsupported("a window over what are no images"));
     };
-    let convolution = codegen::Depthwise {
+    let depthwise = codegen::Depthwise {
+        pool: match d.op {
+            WindowOp::Conv(_) => None,
+            WindowOp::Pool(pool) => Some(pool),
+        },
         window: d.window,
         image: [height, width],
         shape: [n, oh, ow, channels],
@@ -360,7 +367,7 @@ fn depthwise(plan: &Plan, d: &DepthwiseStep) -> Result<Kernel> {
         after: &d.after,
         inputs: d.inputs.iter().map(|o| o.as_ref().map(|o| lying(plan, o))).collect(),
     };
-    convolution.kernel()
+    depthwise.kernel()
 }
 
 /// How an operand of a kernel lies in memory.

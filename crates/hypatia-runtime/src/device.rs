@@ -50,8 +50,8 @@ pub struct Abilities {
     pub attention_as_query: bool,
     /// Images of convolutions have their channels last, and such a convolution writes where it is told.
     pub channels_last: bool,
-    /// Convolutions of each channel by itself, of images with channels last, are steps for windows of at most so many
-    /// elements along each dimension.
+    /// Convolutions and poolings of each channel by itself, of images with channels last, are steps for windows of at
+    /// most so many elements along each dimension.
     pub depthwise: Option<usize>,
     /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
     /// 16 bits first, as eager torch does on this device.

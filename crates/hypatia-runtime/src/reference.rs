@@ -20,8 +20,8 @@ use crate::kernels::region::{Instruction, Op, Read, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
-    ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, RegionStep, RowStep, Task, ValueId,
-    Window,
+    ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep, Task,
+    ValueId, WindowOp,
 };
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
@@ -273,33 +273,37 @@ impl Running<'_> {
     }
 
     fn depthwise(&mut self, d: &DepthwiseStep) -> Result<()> {
-        let ([kh, kw], channels) = (d.window.size, d.shape[3]);
         let numbers = |list: [usize; 2]| ints(list.map(|n| n as i64));
+        let [size, stride, padding, dilation] =
+            [d.window.size, d.window.stride, d.window.padding, d.window.dilation].map(numbers);
         // As the op table has them: channels first.
         let x = self.read(&d.x.permuted(&[0, 3, 1, 2]));
-        let Window {
-            size,
-            stride,
-            padding,
-            dilation,
-        } = d.window;
-        let pads = [1, 0].map(|i| {
-            let reach = (d.shape[1 + i] - 1) * stride[i] + (size[i] - 1) * dilation[i] + 1;
-            let (before, image) = (padding[i] as i64, x.0.shape[2 + i] as i64);
-            [before, reach as i64 - before - image]
-        });
-        let padded = eval("pad", &[array(&x), ints(pads.concat()), attr(Attr::float(0.0))])?;
-        let weight = Operand::dense(d.w, &[kh, kw, channels, 1]).permuted(&[2, 3, 0, 1]);
-        let operands = [
-            array(&(padded[0].clone(), x.1)),
-            array(&self.read(&weight)),
-            attr(Attr::None),
-            numbers(stride),
-            numbers([0, 0]),
-            numbers(dilation),
-            attr(Attr::int(channels as i64)),
-        ];
-        let made = array(&(eval("conv", &operands)?.remove(0), x.1));
+        let image = array(&x);
+        let up = d.window.places([d.x.shape[1], d.x.shape[2]]) != d.shape[1..3];
+        let (up, flag) = (attr(Attr::Bool(up)), |flag: bool| attr(Attr::Bool(flag)));
+        let (name, operands) = match d.op {
+            WindowOp::Conv(w) => {
+                let ([kh, kw], channels) = (d.window.size, d.shape[3]);
+                let weight = self.read(&Operand::dense(w, &[kh, kw, channels, 1]).permuted(&[2, 3, 0, 1]));
+                let pads = [1, 0].map(|i| {
+                    let window = &d.window;
+                    let reach = (d.shape[1 + i] - 1) * window.stride[i] + (window.size[i] - 1) * window.dilation[i] + 1;
+                    let (before, pixels) = (window.padding[i] as i64, x.0.shape[2 + i] as i64);
+                    [before, reach as i64 - before - pixels]
+                });
+                let padded = eval("pad", &[image, ints(pads.concat()), attr(Attr::float(0.0))])?.remove(0);
+                let (none, groups) = (attr(Attr::None), attr(Attr::int(channels as i64)));
+                let image = array(&(padded, x.1));
+                let operands = vec![image, array(&weight), none, stride, numbers([0, 0]), dilation, groups];
+                ("conv", operands)
+            }
+            WindowOp::Pool(Pool::Max) => ("max_pool2d", vec![image, size, stride, padding, dilation, up]),
+            WindowOp::Pool(Pool::Mean { counts_padding }) => {
+                let operands = vec![image, size, stride, padding, up, flag(counts_padding)];
+                ("avg_pool2d", operands)
+            }
+        };
+        let made = array(&(eval(name, &operands)?.remove(0), x.1));
         let last = eval("permute", &[made, ints([0, 2, 3, 1])])?.remove(0);
         let given = |o: &Option<Operand>| o.as_ref().map_or_else(|| (last.clone(), x.1), |o| self.read(o));
         let inputs = d.inputs.iter().map(given).collect();

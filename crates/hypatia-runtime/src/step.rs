@@ -151,31 +151,64 @@ pub struct RowStep {
     pub dense: Vec<isize>,
 }
 
-/// How the window of a convolution moves over an image: along its height, then along its width.
+/// How the window of a convolution or a pooling moves over an image: along its height, then along its width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Elements of the window.
     pub size: [usize; 2],
     /// From one place of the window to the next.
     pub stride: [usize; 2],
-    /// Zeros before the image; behind it are as many as the result needs.
+    /// Pixels before the image that are not there; behind it are as many as the result needs.
     pub padding: [usize; 2],
     /// From one element of the window to the next.
     pub dilation: [usize; 2],
 }
 
-/// A convolution of each channel by itself, over images with channels last, with the pointwise work that follows it.
+impl Window {
+    /// How many places it has in an image, none of which hangs over the padding.
+    pub fn places(&self, image: [usize; 2]) -> [usize; 2] {
+        [0, 1].map(|d| {
+            let span = self.dilation[d] * (self.size[d] - 1) + 1;
+            let room = (image[d] + 2 * self.padding[d]).checked_sub(span);
+            room.map_or(0, |room| room / self.stride[d] + 1)
+        })
+    }
+}
+
+/// What a pooling takes of the pixels under its window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// The greatest; NaN is greater than all.
+    Max,
+    /// Their mean.
+    Mean {
+        /// Padding counts as zeros, but for what a window that hangs over it would have there.
+        counts_padding: bool,
+    },
+}
+
+/// What is made of the pixels under a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowOp {
+    /// Their sum by a weight: the channels of each element of the window, densely.
+    Conv(ValueId),
+    /// See there.
+    Pool(Pool),
+}
+
+/// A convolution or a pooling of each channel by itself, over images with channels last, with the pointwise work that
+/// follows it.
 #[derive(Debug)]
 pub struct DepthwiseStep {
     /// Images: `[n, height, width, channels]`, with channels side by side.
     pub x: Operand,
-    /// Weight: the channels of each element of the window, densely.
-    pub w: ValueId,
+    /// What is made of them.
+    pub op: WindowOp,
     /// How the window moves.
     pub window: Window,
     /// What follows.
     pub after: Region,
-    /// What that reads, in the shape of the result; none is the convolution itself.
+    /// What that reads, in the shape of the result; none is what was made.
     pub inputs: Vec<Option<Operand>>,
     /// The shape of the result, with channels last.
     pub shape: Vec<usize>,
@@ -209,7 +242,7 @@ pub enum Task {
     Columns(Box<ColumnStep>),
     /// A norm of a training step.
     Norm(Box<NormStep>),
-    /// A convolution of each channel by itself.
+    /// A convolution or a pooling of each channel by itself.
     Depthwise(Box<DepthwiseStep>),
     /// A call into torch.
     Torch(TorchStep),
@@ -264,7 +297,10 @@ impl Task {
     pub fn weights(&self) -> Vec<ValueId> {
         match self {
             Task::Linear(l) => [Some(l.w), l.b].into_iter().flatten().collect(),
-            Task::Depthwise(d) => vec![d.w],
+            Task::Depthwise(d) => match d.op {
+                WindowOp::Conv(w) => vec![w],
+                WindowOp::Pool(_) => vec![],
+            },
             _ => vec![],
         }
     }
@@ -314,7 +350,12 @@ impl Task {
             Task::Depthwise(d) => {
                 let [kh, kw] = d.window.size;
                 let follows = if d.after.is_input() { "" } else { " + pointwise" };
-                format!("depthwise {kh}x{kw}{follows} over {:?}", d.shape)
+                let what = match d.op {
+                    WindowOp::Conv(_) => "depthwise",
+                    WindowOp::Pool(Pool::Max) => "max_pool",
+                    WindowOp::Pool(Pool::Mean { .. }) => "avg_pool",
+                };
+                format!("{what} {kh}x{kw}{follows} over {:?}", d.shape)
             }
             Task::Torch(t) => t.name.clone(),
         }

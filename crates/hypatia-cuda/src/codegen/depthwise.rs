@@ -1,4 +1,4 @@
-//! Kernels of convolutions of each channel by itself, over images with channels last.
+//! Kernels of convolutions and poolings of each channel by itself, over images with channels last.
 //!
 //! A thread computes some channels at some places side by side in a row: it reads each pixel and each element of the
 //! window once for all of them. Threads of a block are neighbours in channels, in the row and in rows above each other,
@@ -6,7 +6,7 @@
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
-use hypatia_runtime::plan::Window;
+use hypatia_runtime::plan::{Pool, Window};
 
 use super::body::{body, describe, inputs_used, kernel_name, stored};
 use super::pack::{Shell, Slot, all, each};
@@ -15,7 +15,8 @@ use super::{Operand, indent, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
 
-const TEXT: &str = include_str!("depthwise.cu");
+const CONVOLVE: &str = include_str!("depthwise.cu");
+const POOL: &str = include_str!("pool.cu");
 
 /// Threads of a block, at most.
 const THREADS: usize = 128;
@@ -27,12 +28,17 @@ const KEPT: usize = 104;
 const LINE: usize = 128;
 /// Threads that fill a large GPU. Where there are fewer, each gets less to do.
 const FILLING: usize = 132 * 512;
-/// Multiplications that are written out one after the other, at most, where a row of the window does not need more.
+/// Multiplications, or what a pooling does instead, that are written out one after the other, at most, where a row of the window does not need more.
 const WRITTEN_OUT: usize = 1024;
 
-/// A convolution of each channel by itself, and what follows it.
+/// Places in a row that a thread computes where windows have no pixels in common: reads of several are under way at once.
+const APART: usize = 2;
+
+/// A convolution or a pooling of each channel by itself, and what follows it.
 #[derive(Debug)]
 pub struct Depthwise<'a> {
+    /// What a pooling takes; none is a convolution.
+    pub pool: Option<Pool>,
     /// How the window moves.
     pub window: Window,
     /// Rows and pixels of a row of the images.
@@ -43,7 +49,7 @@ pub struct Depthwise<'a> {
     pub x: Operand,
     /// What follows.
     pub after: &'a Region,
-    /// What that reads, in the shape of the result; none is the convolution itself.
+    /// What that reads, in the shape of the result; none is what was made.
     pub inputs: Vec<Option<Operand>>,
 }
 
@@ -65,7 +71,7 @@ pub(super) struct Block {
 }
 
 impl Depthwise<'_> {
-    /// The kernel. Its operands are images, weight, what follows reads, and the result.
+    /// The kernel. Its operands are images, the weight of a convolution, what follows reads, and the result.
     pub fn kernel(&self) -> Result<Kernel> {
         self.expect()?;
         let share = self.share();
@@ -75,18 +81,25 @@ impl Depthwise<'_> {
         let tiles = ow.div_ceil(share.strip).div_ceil(block.strips);
         let chunks = (channels / share.pack).div_ceil(block.packs);
         let given: Vec<&Operand> = self.inputs.iter().flatten().collect();
-        let types: Vec<DType> = [self.x.dtype; 2]
-            .into_iter()
+        let own = if self.pool.is_some() { 1 } else { 2 };
+        let types: Vec<DType> = [self.x.dtype; 2][..own]
+            .iter()
+            .copied()
             .chain(given.iter().map(|o| o.dtype))
             .collect();
-        let name = kernel_name("depthwise", &[Some(self.after)]);
-        let mut next = 1;
+        let (what, made) = match self.pool {
+            None => ("depthwise", "conv"),
+            Some(Pool::Max) => ("max_pool", "max"),
+            Some(Pool::Mean { .. }) => ("avg_pool", "mean"),
+        };
+        let name = kernel_name(what, &[Some(self.after)]);
+        let mut next = own;
         let names: Vec<String> = (self.inputs.iter())
             .map(|o| match o {
-                None => "conv".to_owned(),
+                None => made.to_owned(),
                 Some(_) => {
                     next += 1;
-                    format!("x{next}")
+                    format!("x{}", next - 1)
                 }
             })
             .collect();
@@ -101,12 +114,12 @@ impl Depthwise<'_> {
         };
         let count = lines.div_ceil(block.rows) * tiles * chunks;
         let alignments = [
-            vec![self.x.alignment, 16],
+            [self.x.alignment, 16][..own].to_vec(),
             given.iter().map(|o| o.alignment).collect(),
             vec![16],
         ];
         Ok(Kernel {
-            source: shell.source_with(&format!("{}{TEXT}", self.head(share))),
+            source: shell.source_with(&self.functions(share)),
             name,
             blocks: blocks(count, 1)?,
             threads: threads as u32,
@@ -128,7 +141,7 @@ impl Depthwise<'_> {
             && !self.shape[1..].contains(&0);
         match good {
             true => Ok(()),
-            false => Err(Error::unsupported(format!("a depthwise convolution of {self:?}"))),
+            false => Err(Error::unsupported(format!("a window over {self:?}"))),
         }
     }
 
@@ -145,12 +158,17 @@ impl Depthwise<'_> {
     /// Much for each thread, but no more than it can keep, and less if threads would be few.
     pub(super) fn share(&self) -> Share {
         let [n, oh, ow, channels] = self.shape;
-        let kept = |s: Share| s.pack * (s.strip + self.window.size[1]);
+        let taps = if self.pool.is_some() { 1 } else { self.window.size[1] };
+        let kept = |s: Share| s.pack * (s.strip + taps);
         let threads = |s: Share| n * oh * ow.div_ceil(s.strip) * (channels / s.pack);
         // Strips of one length.
         let even = |most: usize| ow.div_ceil(ow.div_ceil(most));
         // Windows with gaps have few pixels in common.
-        let most = if self.window.dilation[1] > 2 { 1 } else { STRIP };
+        let most = match self.window.dilation[1] {
+            3.. => 1,
+            _ if self.pool.is_some() && self.window.stride[1] >= self.window.size[1] => APART,
+            _ => STRIP,
+        };
         let mut pack = 16 / self.x.dtype.size();
         while pack > 1 && !self.can_pack(pack) {
             pack /= 2;
@@ -188,7 +206,29 @@ impl Depthwise<'_> {
         Block { packs, strips, rows }
     }
 
-    /// What the text of the kernel leaves open.
+    /// What the kernel calls.
+    fn functions(&self, share: Share) -> String {
+        match self.pool {
+            None => self.head(share) + CONVOLVE,
+            Some(pool) => self.head(share) + &self.pool_head(pool) + POOL,
+        }
+    }
+
+    /// What the text of a pooling leaves open beside.
+    fn pool_head(&self, pool: Pool) -> String {
+        let Window { size, padding, .. } = self.window;
+        let ([_, oh, ow, _], counts) = (self.shape, pool == Pool::Mean { counts_padding: true });
+        // A window with all its pixels at every place has a number of them that is known here.
+        let padded = padding.map(|p| if counts { p } else { 0 });
+        let whole = [oh, ow] == self.window.places(self.image) && (counts || padding == [0; 2]);
+        let count = if whole { size[0] * size[1] } else { 0 };
+        let numbers = [("COUNT", count), ("PH", padded[0]), ("PW", padded[1])];
+        let mean = matches!(pool, Pool::Mean { .. });
+        let constants = numbers.map(|(name, number)| format!("constexpr int {name} = {number};\n"));
+        format!("constexpr bool MEAN = {mean};\n{}", constants.concat())
+    }
+
+    /// What both texts leave open.
     fn head(&self, share: Share) -> String {
         let Window {
             size: [kh, kw],
@@ -222,7 +262,7 @@ impl Depthwise<'_> {
         text
     }
 
-    /// The body of the kernel: where the thread is, the convolution, what follows at each place.
+    /// The body of the kernel: where the thread is, what is made of the window, what follows at each place.
     fn text(&self, share: Share, block: Block, names: &[String]) -> String {
         let [_, oh, ow, channels] = self.shape;
         let Window {
@@ -235,6 +275,10 @@ impl Depthwise<'_> {
         let count = ow.div_ceil(strip);
         let (chunks, tiles) = ((channels / pack).div_ceil(packs), count.div_ceil(strips));
         let index = index_type(self.shape.iter().product::<usize>());
+        let call = match self.pool {
+            None => ("convolve", "x1 + channel, "),
+            Some(_) => ("pool", ""),
+        };
         let start = format!(
             "const int chunk = blockIdx.x % {chunks}, tile = blockIdx.x / {chunks} % {tiles};
 const int channel = (chunk * {packs} + (int)threadIdx.x % {packs}) * {pack};
@@ -243,8 +287,10 @@ const {index} line = blockIdx.x / {span} * ({index}){rows} + threadIdx.x / {acro
 if (channel >= {channels} || strip >= {count} || line >= lines) return;
 const i64 n = line / {oh};
 const int row = (int)(line % {oh});
-float sums[STRIP][PACK];
-convolve(x0 + n * {image}ll + channel, x1 + channel, row * {sh} - {ph}, strip * {step} - {pw}, sums);\n",
+float made[STRIP][PACK];
+{function}(x0 + n * {image}ll + channel, {weight}row * {sh} - {ph}, strip * {step} - {pw}, made);\n",
+            function = call.0,
+            weight = call.1,
             span = chunks * tiles,
             across = packs * strips,
             image = self.x.strides[0],
@@ -265,19 +311,24 @@ convolve(x0 + n * {image}ll + channel, x1 + channel, row * {sh} - {ph}, strip * 
             fixed.into_iter().map(slot).collect(),
             moving.into_iter().map(slot).collect(),
         );
-        let made = slot((&"y0".to_owned(), &Operand::dense(self.after.outputs()[0], &self.shape)));
+        let written = slot((&"y0".to_owned(), &Operand::dense(self.after.outputs()[0], &self.shape)));
+        // The sums of a convolution keep their precision; a mean is what eager has.
+        let made = match (self.pool, self.x.dtype) {
+            (Some(Pool::Mean { .. }), DType::F16 | DType::BF16) => "rounded<ELEMENT>(made[t][j])".to_owned(),
+            _ => "made[t][j]".to_owned(),
+        };
         let element = |i: usize| {
             let mut slots = fixed.iter().chain(&moving);
             let known = slots.find(|s| s.pointer == names[i]);
-            known.map_or_else(|| "sums[t][j]".to_owned(), Slot::element)
+            known.map_or_else(|| made.clone(), Slot::element)
         };
         let body = body(self.after, "v", element);
         let inner = [
             format!("const int column = strip * {strip} + t;\nif (column >= {ow}) continue;\n"),
             all(&moving, |s| s.read(pack)),
-            made.declare(pack),
-            each(pack, &(body.statements + &made.assign(&body.outputs[0]))),
-            made.write(),
+            written.declare(pack),
+            each(pack, &(body.statements + &written.assign(&body.outputs[0]))),
+            written.write(),
         ];
         let places = format!(
             "#pragma unroll\nfor (int t = 0; t < {strip}; t++) {{\n{}}}\n",
@@ -320,6 +371,7 @@ mod tests {
     /// A convolution that keeps the size of images, but for its stride.
     fn of(dtype: DType, after: &Region, [n, h, w, c]: [usize; 4], size: [usize; 2], stride: usize) -> Depthwise<'_> {
         Depthwise {
+            pool: None,
             window: Window {
                 size,
                 stride: [stride; 2],
@@ -347,6 +399,39 @@ mod tests {
         let after = alone(DType::F32);
         let share = of(DType::F32, &after, [64, 56, 56, 96], [7, 7], 1).share();
         assert_eq!(share, Share { pack: 4, strip: 8 });
+    }
+
+    const POOLS: [Pool; 3] = [
+        Pool::Max,
+        Pool::Mean { counts_padding: true },
+        Pool::Mean { counts_padding: false },
+    ];
+
+    #[test]
+    fn a_pooling_keeps_no_weight_and_takes_little_where_windows_share_nothing() {
+        let after = alone(DType::BF16);
+        let share = |shape, k: usize, stride| {
+            let mut pool = of(DType::BF16, &after, shape, [k, k], stride);
+            pool.pool = Some(Pool::Max);
+            pool.share()
+        };
+        assert_eq!(share([64, 56, 56, 96], 7, 1), Share { pack: 8, strip: 8 });
+        assert_eq!(share([64, 112, 112, 64], 3, 2), Share { pack: 8, strip: 8 });
+        assert_eq!(share([64, 56, 56, 96], 2, 2), Share { pack: 8, strip: 2 });
+    }
+
+    #[test]
+    fn a_mean_is_of_a_number_that_is_known_where_no_window_hangs_over() {
+        let after = alone(DType::BF16);
+        let count = |counts_padding, padding: usize, places: usize| {
+            let mut pool = of(DType::BF16, &after, [2, 9, 9, 24], [3, 3], 2);
+            pool.pool = Some(Pool::Mean { counts_padding });
+            (pool.window.padding, pool.shape[1], pool.shape[2]) = ([padding; 2], places, places);
+            let source = pool.kernel().unwrap().source;
+            source.contains("COUNT = 9;")
+        };
+        assert!(count(true, 1, 5) && count(false, 0, 4));
+        assert!(!count(false, 1, 5) && !count(true, 1, 6));
     }
 
     #[test]
@@ -422,7 +507,12 @@ mod tests {
                 ([9, 9], 1, [64, 32, 32, 1536]),
                 ([31, 31], 1, [64, 32, 32, 128]),
             ] {
-                compiled(&of(dtype, &after, shape, size, stride));
+                let mut d = of(dtype, &after, shape, size, stride);
+                compiled(&d);
+                for pool in POOLS {
+                    d.pool = Some(pool);
+                    compiled(&d);
+                }
             }
             let mut far = of(dtype, &after, [8, 65, 65, 320], [3, 3], 1);
             for dilation in [2, 12] {
@@ -449,6 +539,8 @@ mod tests {
                     strides: vec![1, 0, 0, 0],
                     ..Operand::dense(dtype, &shape)
                 });
+                compiled(&d);
+                d.pool = Some(Pool::Mean { counts_padding: false });
                 compiled(&d);
             }
         }

@@ -4,6 +4,7 @@ use std::slice::from_ref;
 
 use hypatia_runtime::kernels::region::{Instruction, Op, Read, Region, Rounding, Scalar};
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
+use hypatia_runtime::plan::{Pool, Window};
 use hypatia_runtime::step::ColumnKind;
 
 use super::space::{Space, pack_width};
@@ -184,6 +185,33 @@ fn reads_within_bounds_and_by_index_can_be_read() {
     let kernels = reads();
     let texts = [0, 1, 3].map(|i| kernels[i].source.strip_prefix(PRELUDE).unwrap());
     insta::assert_snapshot!(texts.join("\n"));
+}
+
+#[test]
+fn a_pooling_can_be_read() {
+    let difference = vec![Instruction::new(Op::Sub, [0, 1])];
+    let after = Region::new(&[DType::BF16; 2], difference, &[2], Rounding::EveryOp).unwrap();
+    let images = Operand::dense(DType::BF16, &[16, 56, 56, 48]);
+    let kernel = Depthwise {
+        pool: Some(Pool::Mean { counts_padding: false }),
+        window: Window {
+            size: [3; 2],
+            stride: [1; 2],
+            padding: [1; 2],
+            dilation: [1; 2],
+        },
+        image: [56, 56],
+        shape: [16, 56, 56, 48],
+        x: images.clone(),
+        after: &after,
+        inputs: vec![None, Some(images)],
+    };
+    let kernel = kernel.kernel().unwrap();
+    let source = kernel.source.strip_prefix(PRELUDE).unwrap();
+    insta::assert_snapshot!(source.replace(include_str!("pool.cu"), "// (pool.cu)\n"));
+    assert_eq!(kernel.name, "avg_pool_sub");
+    // Images, those again, and the result.
+    assert_eq!(kernel.alignments.len(), 3);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use hypatia_core::{Options, optimize};
 use hypatia_cuda::plan::{is_late, late};
 use hypatia_runtime::device::Registered;
 use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
-use hypatia_runtime::plan::Task;
+use hypatia_runtime::plan::{DepthwiseStep, Pool, Task, Window, WindowOp};
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
 
@@ -165,8 +165,11 @@ fn convolutions_have_channels_last_and_fuse_with_what_follows() {
     assert_eq!(count(|s| matches!(s, Task::Linear(l) if l.b.is_some())), 2, "{names:?}");
     assert_eq!(count(|s| matches!(s, Task::Linear(l) if l.r.is_some())), 1, "{names:?}");
     let targets: Vec<&str> = lowered.calls.iter().map(|c| c.target.as_str()).collect();
-    assert_eq!(targets[0], "aten.cudnn_convolution.default");
-    assert_eq!(targets.len(), 2, "the convolution and the pool: {names:?}");
+    assert_eq!(targets, ["aten.cudnn_convolution.default"], "{names:?}");
+    assert!(
+        names.contains(&"max_pool 2x2 over [2, 4, 4, 16]".to_owned()),
+        "{names:?}"
+    );
     // The weight of the convolution is bound with its channels last, and nothing else is copied but the input.
     assert_eq!(lowered.orders.iter().flatten().collect::<Vec<_>>(), [&[0, 2, 3, 1]]);
     let calls: Vec<_> = lowered
@@ -178,7 +181,7 @@ fn convolutions_have_channels_last_and_fuse_with_what_follows() {
             _ => None,
         })
         .collect();
-    assert_eq!(calls, [[648, 1, 72, 8], [1296, 1, 144, 16]]);
+    assert_eq!(calls, [[648, 1, 72, 8]]);
 }
 
 /// Attention by torch, a product with a vocabulary, and what follows.
@@ -257,14 +260,13 @@ fn convolutions_of_fp32_have_channels_last_and_stay_convolutions() {
     let text = BLOCK.replace("bf16", "f32");
     let lowered = lowered(&text);
     let targets: Vec<&str> = lowered.calls.iter().map(|c| c.target.as_str()).collect();
-    assert_eq!(targets[..3], ["aten.cudnn_convolution.default"; 3]);
+    assert_eq!(targets, ["aten.cudnn_convolution.default"; 3]);
     assert_eq!(lowered.orders.iter().flatten().count(), 3);
-    assert_eq!(targets.len(), 4, "three convolutions and the pool");
     let found = steps(&text);
     let count = |name: &str| found.iter().filter(|s| *s == name).count();
-    // A region after each and that of the input; the result is laid as torch has it.
+    // A region after each and that of the input, the pool; the result is laid as torch has it.
     assert_eq!((count("pointwise"), count("copy")), (4, 1), "{found:?}");
-    assert_eq!(found.len(), targets.len() + 5, "{found:?}");
+    assert_eq!(found.len(), targets.len() + 6, "{found:?}");
 }
 
 #[test]
@@ -392,7 +394,10 @@ fn channels_by_themselves_are_a_kernel_with_what_follows() {
             step.inputs.iter().map(Option::is_none).collect::<Vec<_>>(),
             [true, false]
         );
-        assert_eq!(lowered.plan.values[step.w].shape, [3, 5, 24, 1]);
+        let WindowOp::Conv(w) = step.op else {
+            panic!("{names:?}");
+        };
+        assert_eq!(lowered.plan.values[w].shape, [3, 5, 24, 1]);
         assert!(lowered.orders.contains(&Some(vec![2, 3, 0, 1])), "{:?}", lowered.orders);
     }
 }
@@ -403,6 +408,106 @@ fn groups_of_several_channels_are_left_to_torch() {
         let lowered = lowered(&separable("bf16", weight, groups).replace("[1,2] [1,1]", "[1,16] [1,1]"));
         assert_eq!(lowered.calls.len(), 1, "{weight}");
     }
+}
+
+/// A pooling of what a convolution made, and what follows it.
+fn pooled(dtype: &str, pool: &str, result: &str) -> Lowered {
+    let conv = format!("(conv x:{dtype}[2,8,9,8] w:{dtype}[24,8,3,3] none [1,1] [1,1] [1,1] 1)");
+    lowered(&format!("(let a (relu {conv}))\n(let p {pool})\n(tuple {result})"))
+}
+
+fn windows(lowered: &Lowered) -> Vec<&DepthwiseStep> {
+    let steps = lowered.plan.steps.iter();
+    let found = steps.filter_map(|s| match s {
+        Task::Depthwise(d) => Some(&**d),
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn poolings_with_channels_last_are_a_kernel_with_what_follows() {
+    let mean = |counts_padding| Pool::Mean { counts_padding };
+    let window = |size, stride, padding, dilation| Window {
+        size,
+        stride,
+        padding,
+        dilation,
+    };
+    let three = window([3, 3], [1, 1], [1, 1], [1, 1]);
+    let table = [
+        (
+            "(avg_pool2d a [3,3] [1,1] [1,1] false false)",
+            mean(false),
+            three,
+            [9, 8],
+        ),
+        ("(avg_pool2d a [3,3] [1,1] [1,1] false true)", mean(true), three, [9, 8]),
+        ("(max_pool2d a [3,3] [1,1] [1,1] [1,1] false)", Pool::Max, three, [9, 8]),
+        // One that names no stride, and one that hangs over the end.
+        (
+            "(avg_pool2d a [2,3] [] [0,1] true true)",
+            mean(true),
+            window([2, 3], [2, 3], [0, 1], [1, 1]),
+            [5, 3],
+        ),
+        (
+            "(getitem (native_max_pool2d a [3,2] [2,1] [1,0] [2,3] true) 0)",
+            Pool::Max,
+            window([3, 2], [2, 1], [1, 0], [2, 3]),
+            [4, 5],
+        ),
+    ];
+    for (dtype, (pool, takes, window, [height, width])) in
+        ["bf16", "f16", "f32"].iter().flat_map(|d| table.map(|row| (d, row)))
+    {
+        let rows = 2 * height * width;
+        let lowered = pooled(
+            dtype,
+            pool,
+            &format!("(reshape (permute (relu p) [0,2,3,1]) [{rows},24])"),
+        );
+        let [step] = windows(&lowered)[..] else {
+            panic!("{pool}: {:?}", lowered.plan.steps);
+        };
+        assert_eq!((step.op, step.window), (WindowOp::Pool(takes), window), "{pool}");
+        assert_eq!(step.shape, [2, height, width, 24], "{pool}");
+        assert!(!step.after.is_input() && lowered.calls.len() == 1, "{pool}: {step:?}");
+    }
+}
+
+#[test]
+fn a_pooling_reads_its_images_again_for_what_follows() {
+    let lowered = pooled(
+        "bf16",
+        "(avg_pool2d a [3,3] [1,1] [1,1] false false)",
+        "(reshape (permute (sub p a) [0,2,3,1]) [144,24])",
+    );
+    let [step] = windows(&lowered)[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    let images = &step.x;
+    assert!(matches!(&step.inputs[..], [None, Some(o)] if o == images), "{step:?}");
+    assert_eq!(step.output, lowered.plan.outputs[0]);
+}
+
+#[test]
+fn other_poolings_are_left_to_torch() {
+    // Whose images lie with channels first, which want places, and whose window is too large.
+    for (pool, result) in [
+        ("(max_pool2d y:bf16[2,24,9,8] [3,3] [1,1] [1,1] [1,1] false)", "p"),
+        (
+            "(native_max_pool2d a [3,3] [1,1] [1,1] [1,1] false)",
+            "(add (getitem p 0) (cast (getitem p 1) bf16))",
+        ),
+        ("(avg_pool2d a [1,33] [1,1] [0,16] false true)", "p"),
+        ("(adaptive_avg_pool2d a [3,3])", "p"),
+    ] {
+        let lowered = pooled("bf16", pool, &format!("(mul {result} (mean a [-2,-1] true))"));
+        assert!(windows(&lowered).is_empty(), "{pool}: {:?}", lowered.plan.steps);
+    }
+    let alone = lowered("(tuple (max_pool2d x:bf16[2,24,9,8] [3,3] [1,1] [1,1] [1,1] false))");
+    assert_eq!((windows(&alone).len(), alone.calls.len()), (0, 1));
 }
 
 #[test]

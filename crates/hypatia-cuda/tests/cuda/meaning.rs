@@ -14,7 +14,7 @@ use hypatia_core::{Options, optimize};
 use hypatia_runtime::device::{Device, Registered};
 use hypatia_runtime::kernels::region::Read;
 use hypatia_runtime::lower::plan::{Wish, lower};
-use hypatia_runtime::plan::{Memory, Task};
+use hypatia_runtime::plan::{Memory, Pool, Task, WindowOp};
 use hypatia_runtime::reference::Reference;
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
@@ -127,6 +127,17 @@ const PROGRAMS: &[(&str, Holds)] = &[
     (
         "(tuple (softmax (exp (permute (gather x:[3,4,6] -1 i:i64[3,4,5]) [0,2,1])) -1))",
         |s| is_read(s, |r| matches!(r, Read::At { .. })),
+    ),
+    // Poolings of all kinds, at sizes at which windows hang over the end.
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (sub (avg_pool2d a [3,3] [1,1] [1,1] false false) a) (exp (avg_pool2d a [2,3] [2,2] [1,1] true true)))",
+        |s| matches!(s, Task::Depthwise(d) if d.op == WindowOp::Pool(Pool::Mean { counts_padding: true }) && d.shape[1..3] == [5, 5]),
+    ),
+    (
+        "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (avg_pool2d a [3,3] [2,2] [1,1] true false) (relu (max_pool2d a [3,2] [3,2] [1,1] [1,3] true)))",
+        |s| matches!(s, Task::Depthwise(d) if d.op == WindowOp::Pool(Pool::Max) && !d.after.is_input()),
     ),
 ];
 

@@ -447,6 +447,7 @@ impl<'a> Lowering<'a> {
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ if self.is_read(id) => self.read_step(id),
+            _ if self.pool(id).is_some() => self.pool_step(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);

@@ -1,15 +1,15 @@
-//! Convolutions of each channel by itself, on devices that have a kernel for them, with the pointwise work that follows.
+//! Convolutions and poolings of each channel by itself, on devices that have a kernel for them, with the pointwise work
+//! that follows.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
-use hypatia_core::ty::DType;
 
-use super::images::{ORDER, channels_last_strides};
+use super::images::{ORDER, channels_last_strides, serves};
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Region, Rounding};
 use crate::operand::Operand;
-use crate::step::{DepthwiseStep, Task, Window};
+use crate::step::{DepthwiseStep, Pool, Task, Window, WindowOp};
 
 /// The order in which the dimensions of the weight lie: the channels of each element of the window.
 const TAPS: [usize; 4] = [2, 3, 0, 1];
@@ -27,18 +27,12 @@ impl Lowering<'_> {
         let channels = x[1];
         let groups = self.attr(children[6])?.as_int()?;
         let alone = channels > 1 && groups == channels as i64 && w[..2] == [channels, 1];
-        let served = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
         let fits = w[2..].iter().all(|n| *n <= largest) && self.is_attr(children[2]);
-        let pair = |i: usize| -> Option<[usize; 2]> {
-            let found = self.attr(children[i]).and_then(Attr::known_ints)?;
-            let found: Vec<usize> = found.into_iter().map(|n| n as usize).collect();
-            found.try_into().ok()
-        };
-        (alone && served && fits).then_some(Window {
+        (alone && serves(dtype) && fits).then_some(Window {
             size: [w[2], w[3]],
-            stride: pair(3)?,
-            padding: pair(4)?,
-            dilation: pair(5)?,
+            stride: self.pair(children[3])?,
+            padding: self.pair(children[4])?,
+            dilation: self.pair(children[5])?,
         })
     }
 
@@ -57,6 +51,53 @@ impl Lowering<'_> {
             self.inside[usize::from(x)] = true;
             self.inside[usize::from(padded)] = true;
         }
+    }
+
+    fn pair(&self, id: Id) -> Option<[usize; 2]> {
+        let found = self.attr(id).and_then(Attr::known_ints)?;
+        let found: Vec<usize> = found.into_iter().map(|n| n as usize).collect();
+        found.try_into().ok()
+    }
+
+    /// What a node takes of the pixels under a window, if it is a pooling of images that lie with channels last. Its
+    /// result would lie as they do.
+    pub(super) fn pool(&self, id: Id) -> Option<(Pool, Window)> {
+        let largest = self.can.depthwise?;
+        let children = &self.program.node(id).children;
+        let (pool, dilation) = match self.name(id) {
+            "max_pool2d" => (Pool::Max, self.pair(children[4])?),
+            "avg_pool2d" => {
+                let counts_padding = *self.attr(children[5])? == Attr::Bool(true);
+                (Pool::Mean { counts_padding }, [1; 2])
+            }
+            _ => return None,
+        };
+        let (shape, dtype) = self.shape(id).ok()?;
+        let x = self.place.get(&children[0])?;
+        let lies = self.source.images && shape.len() == 4 && shape[1] > 1 && x.strides[1] == 1;
+        let size = self.pair(children[1])?;
+        let fits = size.iter().all(|n| *n <= largest) && !shape.contains(&0);
+        let strides = self.attr(children[2]).and_then(Attr::known_ints)?;
+        (lies && serves(dtype) && fits).then_some((
+            pool,
+            Window {
+                size,
+                // One that names no stride moves by its size.
+                stride: if strides.is_empty() {
+                    size
+                } else {
+                    self.pair(children[2])?
+                },
+                padding: self.pair(children[3])?,
+                dilation,
+            },
+        ))
+    }
+
+    pub(super) fn pool_step(&mut self, id: Id) -> Result<()> {
+        let (pool, window) = self.pool(id).ok_or_else(|| no_plan("another pooling"))?;
+        let x = self.operand(self.program.node(id).children[0])?;
+        self.windowed(id, &x, WindowOp::Pool(pool), window)
     }
 
     pub(super) fn depthwise_step(&mut self, id: Id) -> Result<()> {
@@ -80,11 +121,15 @@ impl Lowering<'_> {
             // A weight that changes from call to call.
             false => self.copied(children[1], &w)?,
         };
+        self.windowed(id, &x, WindowOp::Conv(w), window)
+    }
+
+    fn windowed(&mut self, id: Id, x: &Operand, op: WindowOp, window: Window) -> Result<()> {
         let (shape, dtype) = self.shape(id)?;
         let y = self.laid(&shape, dtype, Some(&channels_last_strides(&shape)))?;
         self.plan.steps.push(Task::Depthwise(Box::new(DepthwiseStep {
             x: x.permuted(&ORDER),
-            w,
+            op,
             window,
             after: Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?,
             inputs: vec![None],
@@ -95,7 +140,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lets convolutions do the pointwise work for which alone they are read: they run where it ran.
+    /// Lets such steps do the pointwise work for which alone they are read: they run where it ran.
     pub(super) fn merge_depthwise(&mut self) {
         let mut at = 0;
         while at < self.plan.steps.len() {
@@ -113,7 +158,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The region that can become a part of a convolution: nobody else reads what that writes.
+    /// The region that can become a part of a step: nobody else reads what that writes.
     fn following(&self, at: usize) -> Option<usize> {
         let Task::Depthwise(d) = &self.plan.steps[at] else {
             return None;
