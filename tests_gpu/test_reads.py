@@ -108,7 +108,7 @@ def check_layouts_of_paddings() -> str:
         view = VIEWS[name]
         f = lambda x, view=view: F.pad(view(x), (0, 1, 2, 1), value=1.5)  # noqa: E731
         _assert_same(f"{dtype} {name} {form} {channels}", f, x)
-        _assert_same(f"{dtype} {name} {form} {channels}, more", lambda x, f=f: (f(x) * 2).sin(), x)
+        _assert_same(f"{dtype} {name} {form} {channels}, more", lambda x, f=f: (f(x) * 2).abs(), x)
     return f"{2 * len(cases)} cases"
 
 
@@ -154,7 +154,7 @@ GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "what follows": lambda x, i: torch.gather(x * 2, -1, i).relu() + 0.5,
     "turned": lambda x, i: torch.gather(x, -1, i).transpose(1, 2) * 2,
     "another dimension": lambda x, i: torch.gather(x, 1, i[:, :, : x.shape[2]]) * 2,
-    "computed index": lambda x, i: torch.gather(x, -1, (i + 1).clamp(max=x.shape[-1] - 1)) * 2,
+    "computed index": lambda x, i: torch.gather(x, -1, (i - 1).abs()) * 2,
 }
 
 
