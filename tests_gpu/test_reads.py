@@ -175,3 +175,22 @@ def check_gathers() -> str:
             _assert_same(f"{dtype} {rows} {size} biased", _biased, x, y, i[0])
             count += 1
     return f"{count} cases"
+
+
+class ByDistance(nn.Module):
+    """An index that depends on no input, expanded to the batch."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        index = (places[:, None] - places[None, :] + x.shape[1]).clamp(0, x.shape[2] - 1)
+        return _biased(x, y, index)
+
+
+def check_indices_of_no_input() -> str:
+    """What was folded is bound before it is expanded."""
+    torch.manual_seed(4)
+    model = ByDistance()
+    for dtype, rows in itertools.product(FLOATS, (16, 33)):
+        x, y = _random((6, rows, 2 * rows), dtype), _random((6, rows, 2 * rows), dtype)
+        _assert_same(f"{dtype} {rows}", model, x, y)
+    return f"{2 * len(FLOATS)} cases"

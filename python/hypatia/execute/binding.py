@@ -207,7 +207,7 @@ class Binding:
             constant = known.get(key)
             if constant is None:
                 value = _value(self.gm, node, values).detach()
-                value = value if order is None else value.permute(order)
+                value = value if order is None else _laid(value, order)
                 constant = value.resolve_conj().resolve_neg().contiguous().to(self.device)
                 if self.planner.symbols:
                     known[key] = constant
@@ -309,6 +309,13 @@ def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., Any]:
 @functools.cache
 def _open_tuning(folder: Path | None) -> None:
     _native.tuning_folder(folder)
+
+
+def _laid(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A tensor with its dimensions in an order; along others it repeats, and has its first elements."""
+    others = [d for d in range(value.dim()) if d not in order]
+    first = value.permute(*others, *order)
+    return first[(0,) * len(others)]
 
 
 def _value(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

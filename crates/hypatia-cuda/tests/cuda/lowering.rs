@@ -601,3 +601,20 @@ fn other_paddings_are_no_part_of_convolutions() {
         assert_eq!(convolution, Some([0, 0]), "{text}");
     }
 }
+
+#[test]
+fn an_index_made_of_weights_is_bound_before_it_is_expanded() {
+    let lowered = lowered(
+        "(let i (expand (permute w:i64[3,4] [1,0]) [6,4,3]))
+(tuple (add (gather x:[6,4,5] -1 i) (gather y:[6,4,5] -1 i)))",
+    );
+    assert_eq!(lowered.orders, [Some(vec![1, 2])]);
+    let constant = &lowered.plan.values[lowered.plan.constants[0]];
+    assert_eq!(constant.shape, [4, 3]);
+    let [Task::Region(step)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    let index = step.inputs.iter().filter(|o| o.value == lowered.plan.constants[0]);
+    let strides: Vec<_> = index.map(|o| &o.strides[..]).collect();
+    assert_eq!(strides, [[0, 3, 1]; 2]);
+}

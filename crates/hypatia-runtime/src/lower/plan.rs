@@ -51,7 +51,8 @@ pub struct Lowered {
     pub inputs: Vec<Id>,
     /// Weight-only nodes of the program that are constants of the plan, in its order.
     pub constants: Vec<Id>,
-    /// For each of them the order in which its dimensions are to lie, if it is not the usual one.
+    /// For each of them the order in which its dimensions are to lie, if it is not the usual one. Along those that are
+    /// not in it the tensor repeats, and its first elements are enough.
     pub orders: Vec<Option<Vec<usize>>>,
     /// Calls into torch, in the order of their steps.
     pub calls: Vec<TorchCall>,

@@ -11,9 +11,10 @@ use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
 use super::images::{ORDER, channels_last_strides, is_pool, serves};
-use super::layouts::{inverse, order};
+use super::layouts::order;
 use super::{Lowering, is_number, no_plan};
 use crate::error::Result;
+use crate::operand::dense_strides;
 use crate::step::{Operand, Task, TorchStep, Value};
 
 /// A call into torch, for whoever binds the plan.
@@ -191,7 +192,7 @@ impl Lowering<'_> {
     }
 
     /// Whether a node is a weight that can be bound in any order of its dimensions.
-    fn is_free_weight(&self, id: Id) -> bool {
+    pub(super) fn is_free_weight(&self, id: Id) -> bool {
         self.source.weight[usize::from(id)] && !self.place.contains_key(&id)
     }
 
@@ -203,11 +204,21 @@ impl Lowering<'_> {
         }
     }
 
-    /// A weight whose dimensions lie in this order in memory; it is bound so.
-    fn constant_lying(&mut self, id: Id, order: &[usize]) -> Result<Operand> {
+    /// A weight whose dimensions lie in this order in memory; it is bound so. What repeats along a dimension that is not
+    /// in the order is bound once.
+    pub(super) fn constant_lying(&mut self, id: Id, order: &[usize]) -> Result<Operand> {
         let (shape, dtype) = self.shape(id)?;
         let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
-        let constant = |value| Operand::dense(value, &lying).permuted(&inverse(order));
+        let mut strides = vec![0; shape.len()];
+        for (dim, stride) in order.iter().zip(dense_strides(&lying)) {
+            strides[*dim] = stride;
+        }
+        let constant = |value| Operand {
+            value,
+            offset: 0,
+            shape: shape.clone(),
+            strides: strides.clone(),
+        };
         let key = (id, constant(0).strides);
         if let Some(known) = self.copies.get(&key) {
             return Ok(known.clone());

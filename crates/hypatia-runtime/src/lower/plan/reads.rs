@@ -206,7 +206,7 @@ impl Lowering<'_> {
         if let Some(dim) = self.gathering(id) {
             let (stride, size) = (operand.strides[dim], operand.shape[dim]);
             (operand.strides[dim], operand.shape) = (0, shape);
-            let index = self.operand(children[2])?;
+            let index = self.index(children[2])?;
             return Ok(Reading {
                 operand,
                 how: How::At { index, stride, size },
@@ -226,6 +226,19 @@ impl Lowering<'_> {
         };
         operand.shape = shape;
         Ok(Reading { operand, how })
+    }
+
+    /// Where an index is. One that is made of weights and expanded is bound as it was before: it would be large.
+    fn index(&mut self, id: Id) -> Result<Operand> {
+        if self.name(id) != "expand" || !self.is_free_weight(id) {
+            return self.operand(id);
+        }
+        let ((shape, _), (from, _)) = (self.shape(id)?, self.shape(self.program.node(id).children[0])?);
+        let extra = shape.len() - from.len();
+        let kept: Vec<usize> = (0..shape.len())
+            .filter(|d| *d >= extra && from[d - extra] == shape[*d])
+            .collect();
+        self.constant_lying(id, &kept)
     }
 
     /// Computes a node that is only read, in a region of its own; the result lies as its operand does.
