@@ -314,7 +314,7 @@ def _open_tuning(folder: Path | None) -> None:
 def _laid(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """A tensor with its dimensions in an order; along others it repeats, and has its first elements."""
     others = [d for d in range(value.dim()) if d not in order]
-    first = value.permute(*others, *order)
+    first = value.permute([*others, *order])
     return first[(0,) * len(others)]
 
 
