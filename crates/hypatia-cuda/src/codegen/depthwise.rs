@@ -509,10 +509,8 @@ mod tests {
             ] {
                 let mut d = of(dtype, &after, shape, size, stride);
                 compiled(&d);
-                for pool in POOLS {
-                    d.pool = Some(pool);
-                    compiled(&d);
-                }
+                d.pool = Some(POOLS[(size[1] + 2 * stride) % POOLS.len()]);
+                compiled(&d);
             }
             let mut far = of(dtype, &after, [8, 65, 65, 320], [3, 3], 1);
             for dilation in [2, 12] {

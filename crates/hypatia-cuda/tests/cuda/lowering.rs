@@ -489,6 +489,16 @@ fn a_pooling_reads_its_images_again_for_what_follows() {
     let images = &step.x;
     assert!(matches!(&step.inputs[..], [None, Some(o)] if o == images), "{step:?}");
     assert_eq!(step.output, lowered.plan.outputs[0]);
+    // The whole mixer of a PoolFormer.
+    let lowered = pooled(
+        "f32",
+        "(avg_pool2d a [3,3] [1,1] [1,1] false false)",
+        "(conv (gelu (add a (mul s:f32[24,1,1] (sub p a)))) v:f32[24,24,1,1] none [1,1] [0,0] [1,1] 1)",
+    );
+    let [step] = windows(&lowered)[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert!(step.inputs.len() >= 3 && lowered.calls.len() == 2, "{step:?}");
 }
 
 #[test]
