@@ -106,6 +106,16 @@ impl Operand {
         }
     }
 
+    /// Windows of a size over a dimension, `step` apart, as rows of a new last dimension.
+    pub fn unfolded(&self, dim: usize, size: usize, step: usize) -> Operand {
+        let mut windows = self.clone();
+        windows.shape[dim] = (self.shape[dim] - size) / step + 1;
+        windows.strides[dim] *= step as isize;
+        windows.shape.push(size);
+        windows.strides.push(self.strides[dim]);
+        windows
+    }
+
     /// Every `step`th of the indices of a dimension from `start` on.
     pub fn sliced(&self, dim: usize, start: usize, length: usize, step: usize) -> Operand {
         let mut slice = self.clone();

@@ -18,7 +18,6 @@ from .. import _torch
 from .._torch import FakeTensorMode, PyTreeCodeGen, PyTreeInfo, TorchDispatchMode, make_graph_module, pytree
 from .constant_values import LIFTS, computed, constants_of, remember_number
 from .fake_tensors import fakes_of, kind_of, storage_of
-from .layout import layout_of
 from .op_facts import (
     changes,
     functional_form,
@@ -28,6 +27,7 @@ from .op_facts import (
     makes_views,
     name_of,
 )
+from .rewritten import copied, windows
 from .source_names import Places
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -200,6 +200,9 @@ class _Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._constant(args[0], out)
             return out
+        if func is torch.ops.aten.im2col.default:
+            with self:
+                return windows(*args)
         if whole:
             run = func.decompose if composite else func
             out = self._fakes.call(func, run, args, kwargs)
@@ -338,13 +341,3 @@ def _traits(op: _torch.OpOverload) -> tuple[bool, bool, bool]:
     composite = is_composite(op)
     whole = is_best_whole(op) if composite else makes_new_memory(op)
     return composite, whole, not composite and makes_views(op)
-
-
-def copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What a tensor is after another was copied into it: autograd has no derivative of the op for that."""
-    source = source.to(into.device, into.dtype, non_blocking=non_blocking).expand(into.shape)
-    _, order = layout_of(into)
-    if order is None:
-        return source.clone(memory_format=torch.contiguous_format)
-    back = [order.index(d) for d in range(into.dim())]
-    return source.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

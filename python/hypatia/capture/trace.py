@@ -23,7 +23,8 @@ from ..timeline import CAPTURE, stage
 from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
 from .op_facts import changes, is_composite, stays_whole
-from .recorder import copied, recorded
+from .recorder import recorded
+from .rewritten import copied
 from .size_ranges import Ranges, ranges_of
 
 log = logging.getLogger(__name__)

@@ -125,6 +125,32 @@ fn eval_select(v: &Vals) -> Check<Val> {
     })))
 }
 
+fn unfold(a: &Args) -> Check<Ty> {
+    let x = a.t(0)?;
+    let d = a.dim_of(1, x)?;
+    let (size, step) = (a.int(2)?, a.int(3)?);
+    let whole = x.shape[d].known().ok_or("a size that is not known")?;
+    if size < 1 || step < 1 || size > whole {
+        return Err(format!("windows of {size} by steps of {step} over size {whole}"));
+    }
+    let mut shape = x.shape.to_vec();
+    shape[d] = Dim::Const((whole - size) / step + 1);
+    shape.push(Dim::Const(size));
+    tensor(x.with_shape(shape))
+}
+
+fn eval_unfold(v: &Vals) -> Check<Val> {
+    let (x, args) = (v.a(0)?, v.args());
+    let d = args.dim_of(1, args.t(0)?)?;
+    let step = args.int(3)? as usize;
+    Ok(Val::arr(Arr::from_fn(v.out_shape()?, |i| {
+        let (within, rest) = i.split_last().map_or((0, i), |(last, rest)| (*last, rest));
+        let mut i = rest.to_vec();
+        i[d] = i[d] * step + within;
+        x.at(&i)
+    })))
+}
+
 fn cat(a: &Args) -> Check<Ty> {
     let first = a.t(1)?;
     let d = a.dim_of(0, first)?;
@@ -411,6 +437,15 @@ pub(super) fn rows() -> Vec<Row> {
             &["select.int(x, dim, index)"],
             select,
             eval_select,
+            Cost::View,
+        ),
+        // Windows over a dimension, each a row of a new last one.
+        op(
+            "unfold",
+            "x:T dim:dim size:int step:int",
+            &["unfold.default(x, dim, size, step)"],
+            unfold,
+            eval_unfold,
             Cost::View,
         ),
         op(

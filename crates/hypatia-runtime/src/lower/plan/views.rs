@@ -18,7 +18,7 @@ impl Lowering<'_> {
         }
         if !matches!(
             name,
-            "reshape" | "permute" | "slice" | "select" | "expand" | "contiguous" | "detach" | "alias"
+            "reshape" | "permute" | "slice" | "select" | "expand" | "unfold" | "contiguous" | "detach" | "alias"
         ) {
             return Ok(None);
         }
@@ -43,6 +43,10 @@ impl Lowering<'_> {
             "slice" => {
                 let (dim, start, step) = self.sliced(id, &x.shape)?;
                 x.sliced(dim, start, shape[dim], step)
+            }
+            "unfold" => {
+                let dim = self.dimension(children[1], x.shape.len())?;
+                x.unfolded(dim, self.int(children[2])? as usize, self.int(children[3])? as usize)
             }
             "select" => {
                 let dim = self.dimension(children[1], x.shape.len())?;
