@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia.execute.binding import Binding
+from hypatia.execute.binding import Binding, _laid
 
 
 class Block(nn.Module):
@@ -179,3 +179,12 @@ def test_sharded_models_see_the_weights_of_this_call() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert max(map(float, run.stdout.split())) < 1e-5, run.stdout
+
+
+def test_constants_are_laid_in_an_order_and_without_what_repeats() -> None:
+    repeated = torch.arange(12).reshape(4, 3).expand(6, 4, 3)
+    assert torch.equal(_laid(repeated, [1, 2]), repeated[0])
+    assert torch.equal(_laid(repeated, [2, 1]), repeated[0].t())
+    images = torch.randn(2, 3, 4, 5)
+    assert torch.equal(_laid(images, [0, 2, 3, 1]), images.permute(0, 2, 3, 1))
+    assert _laid(torch.tensor(3.0).expand(5), []).shape == ()
