@@ -99,7 +99,8 @@ def check_all_poolings() -> str:
                     assert same or not _is_max(pool), f"{pool} of {tuple(x.shape)} in {dtype}"
                     means += same and not _is_max(pool)
         steps = sum("_pool " in s for s in _steps(compiled))
-        assert steps == len(model.all), (steps, len(model.all))
+        # Windows that hang over an image of one pixel are left to torch.
+        assert steps == len(model.all) or height == 1, (steps, len(model.all))
         count += steps
     return f"{count} kernels; {means} results of means are eager's in every bit"
 

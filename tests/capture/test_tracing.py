@@ -491,3 +491,15 @@ def test_changes_that_others_see_are_left_to_torch_export(function: Any) -> None
             mine, theirs = x.clone(), x.clone()
             torch.testing.assert_close(compiled(mine), model(theirs))
             torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("options", [(3, 1, 1, 2), ((2, 3), (2, 1), (1, 2), (1, 2)), ((9, 1), 1, (4, 0), 1)])
+def test_windows_of_images_are_views(options: tuple[Any, ...]) -> None:
+    """nn.Unfold copies them, and what reads them would copy them again."""
+    model = nn.Sequential(nn.Unfold(*options), nn.ReLU()).eval()
+    with torch.no_grad():
+        for x in (torch.randn(2, 3, 12, 11), torch.randn(3, 12, 11)):
+            gm = recorder.recorded(model, (x,), {})
+            assert aten.im2col.default not in {n.target for n in gm.graph.nodes}
+            torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+            torch.testing.assert_close(hypatia.compile(model, x)(x), model(x), rtol=0, atol=0)

@@ -102,7 +102,75 @@ fn parts() -> Vec<Rule> {
             ],
             cats_of_slices,
         ),
+        program(
+            "permute-before-merge",
+            Phase::Algebra,
+            Numerics::Exact,
+            "(permute (reshape ?x ?s) ?p) = (reshape (permute ?x p) s), if the reshape only merges dimensions",
+            &["(permute (reshape ?x ?s) ?p)"],
+            permutes_of_merges,
+        ),
     ]
+}
+
+fn permutes_of_merges(egraph: &mut EGraph, rule: &Rule) -> usize {
+    let (permute, reshape) = (op_id("permute"), op_id("reshape"));
+    let mut found = vec![];
+    for class in classes_of(egraph, permute, 2) {
+        for outer in nodes_of(egraph, class, permute) {
+            for inner in nodes_of(egraph, outer[0], reshape) {
+                found.extend(unmerged(egraph, &outer, &inner).map(|order| (outer.clone(), inner, order)));
+            }
+        }
+    }
+    let mut fired = 0;
+    for (outer, inner, (order, shape)) in found {
+        let mut sides = Sides::default();
+        let (x, s, p) = (
+            sides.left.var(inner[0]),
+            sides.left.var(inner[1]),
+            sides.left.var(outer[1]),
+        );
+        let merged = sides.left.add(reshape, &[x, s]);
+        sides.left.add(permute, &[merged, p]);
+        let (x, order) = (sides.right.var(inner[0]), sides.right.attr(Attr::ints(&order)));
+        let turned = sides.right.add(permute, &[x, order]);
+        let shape = sides.right.attr(Attr::ints(&shape));
+        sides.right.add(reshape, &[turned, shape]);
+        fired += usize::from(sides.unite(egraph, rule.name));
+    }
+    fired
+}
+
+/// The order of the dimensions before some of them are merged, and the shape afterwards.
+fn unmerged(egraph: &EGraph, outer: &[Id], inner: &[Id]) -> Option<(Vec<i64>, Vec<i64>)> {
+    let known = |id: Id| {
+        let shape = &egraph[id].data.ty.tensor()?.shape;
+        shape.iter().map(|d| d.known()).collect::<Option<Vec<i64>>>()
+    };
+    let (old, new) = (known(inner[0])?, known(outer[0])?);
+    let order = egraph[outer[1]].data.ty.attr()?.known_ints()?;
+    if old.len() <= new.len() || old.contains(&0) {
+        return None;
+    }
+    let mut groups = vec![];
+    let mut next = 0;
+    for (at, size) in new.iter().enumerate() {
+        let (start, mut product) = (next, 1);
+        while next < old.len() && (product < *size || old[next] == 1 || at + 1 == new.len()) {
+            product *= old[next];
+            next += 1;
+        }
+        if product != *size {
+            return None;
+        }
+        groups.push(start..next);
+    }
+    let place = |d: &i64| usize::try_from(*d).ok().filter(|d| *d < groups.len());
+    let places: Option<Vec<usize>> = order.iter().map(place).collect();
+    let places = places?;
+    let turned = places.iter().flat_map(|d| groups[*d].clone()).map(|d| d as i64);
+    Some((turned.collect(), places.iter().map(|d| new[*d]).collect()))
 }
 
 /// The most parts of a concatenation that is looked at.
