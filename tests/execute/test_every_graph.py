@@ -390,3 +390,21 @@ class Shares(nn.Module):
 def test_a_softmax_in_fp32_has_a_kernel() -> None:
     steps = calls_of(Shares, *inputs())
     assert not any("aten" in s for s in steps), steps
+
+
+class Widened(nn.Module):
+    """Tensors of two precisions in one op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 24, dtype=torch.bfloat16)
+        self.scale = nn.Parameter(torch.randn(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x.bfloat16())
+        return (y.relu() * self.scale - y.half()) / (x.sum(-1, keepdim=True).abs() + 1)
+
+
+def test_ops_of_two_precisions_are_part_of_regions() -> None:
+    steps = calls_of(Widened, *inputs())
+    assert not any("aten" in s for s in steps), steps

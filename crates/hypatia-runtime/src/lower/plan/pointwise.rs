@@ -294,6 +294,8 @@ impl Lowering<'_> {
             tensors.last()
         };
         let of = self.shape(*tensor.ok_or_else(|| no_plan("an op on numbers alone"))?)?.1;
+        let promoted = self.is_promoted(name, &tensors, dtype);
+        let of = if promoted { dtype } else { of };
         let within = self.computed_in(id, of)?;
         let mut args = vec![];
         for (i, child) in children.iter().enumerate() {
@@ -310,10 +312,14 @@ impl Lowering<'_> {
                 }
                 _ => {
                     let mask = i == 0 && name == "where" || i == 1 && name == "masked_fill";
-                    if !mask && name != "cast" && self.shape(*child)?.1 != of {
+                    let from = self.shape(*child)?.1;
+                    if !mask && name != "cast" && from != of && !promoted {
                         return Err(no_plan(format!("{name} of mixed dtypes")));
                     }
-                    let value = self.code(*child, made)?;
+                    let mut value = self.code(*child, made)?;
+                    if promoted && from != of {
+                        value = made.push(Instruction::new(Lane::Cast(of), [value]));
+                    }
                     args.push(match mask || name == "cast" || within == of {
                         true => value,
                         false => made.push(Instruction::new(Lane::Cast(within), [value])),
@@ -324,6 +330,21 @@ impl Lowering<'_> {
         let place = made.push(Instruction::new(op, args));
         made.place.insert(id, place);
         Ok(place)
+    }
+
+    /// Whether torch widens an operand before it computes. A number in a tensor without dimensions widens nothing.
+    fn is_promoted(&self, name: &str, tensors: &[Id], to: DType) -> bool {
+        let narrow =
+            |d: DType| matches!(d, DType::F16 | DType::BF16) && to == DType::F32 || d == DType::F32 && to == DType::F64;
+        let dtypes: Vec<DType> = tensors
+            .iter()
+            .filter_map(|t| self.shape(*t).ok())
+            .map(|s| s.1)
+            .collect();
+        matches!(name, "add" | "sub" | "mul" | "div")
+            && dtypes.len() == tensors.len()
+            && dtypes.iter().any(|d| *d != to)
+            && dtypes.iter().all(|d| *d == to || narrow(*d))
     }
 }
 
