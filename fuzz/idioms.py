@@ -93,6 +93,8 @@ def product(b: Builder) -> str | None:
         "{0}.transpose(-1, -2) @ {0}",
         "torch.matmul({0}, {0}.mT) * 0.125",
     ]
+    if len(b.shape(x)) == 3:
+        texts += ["torch.bmm({0}, {0}.mT)", "torch.bmm({0}.mT, {0})"]
     if y is not None:
         texts += ["{0} @ {1}", "torch.matmul({0}, {1})", "({1}.mT @ {0}.mT).mT", "(2 * {0}) @ ({1} * 0.5)"]
         if len(b.shape(y)) == 3 == len(b.shape(x)):

@@ -146,7 +146,7 @@ def check_convolutions() -> str:
 def _biased(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     """Scores by distance, as DeBERTa has them."""
     index = i.expand(x.shape[0], *i.shape)
-    return torch.gather(x, -1, index) / 3 + torch.gather(y, -1, index).transpose(-1, -2) / 7
+    return torch.gather(x, -1, index) / 4 + torch.gather(y, -1, index).transpose(-1, -2) / 8
 
 
 GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
