@@ -16,7 +16,9 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 import hypatia
-from hypatia.execute import native
+from hypatia.execute import choose, native
+from hypatia.execute.timing import Times
+from hypatia.frontend import compiled_call
 from hypatia.frontend.dynamo import compile_count
 from plan_models import Layers, Mixed, _fresh, assert_right  # noqa: F401  (a fixture for this file too)
 
@@ -222,3 +224,41 @@ def test_a_functional_graph_is_not_decomposed() -> None:
             compiled = hypatia.compile(model, x)
             torch.testing.assert_close(compiled(x), model(x))
             assert run.call_count == calls
+
+
+class _Anything:
+    """Stands for recordings, which take tensors of any size."""
+
+    def __init__(self, gm: Any, run: Any, device: torch.device) -> None:
+        self._run = run
+
+    def try_on(self, inputs: Any) -> Any:
+        return lambda: self._run(list(inputs))
+
+    def direct(self, flat: Any) -> Any:
+        return self._run(list(flat))
+
+
+def test_a_recording_is_for_the_sizes_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes may be numbers in a graph; called in turns, another size must not run it."""
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp().sum(0) / x.shape[0]
+
+    def recorded(forms: Any, device: Any, *, plan: Any = None, args: Any = (), record: Any = None) -> Any:
+        assert record is not None
+        record("eager")
+        if plan is not None:
+            plan.native = False
+        return choose.Choice("recording", Times({"recording": 1.0}, {}))
+
+    monkeypatch.setattr(compiled_call, "Recordings", _Anything)
+    monkeypatch.setattr(compiled_call, "why_not", lambda gm, device: "")
+    monkeypatch.setattr(choose, "fastest", recorded)
+    model = Mean()
+    with torch.no_grad():
+        compiled = hypatia.compile(model)
+        for size in (4, 6, 4, 6, 9, 4, 12):
+            x = torch.randn(size, 3)
+            torch.testing.assert_close(compiled(x), model(x))

@@ -246,6 +246,9 @@ class CompiledCall:
             report.chose(choice)
             if choice.kept == "recording":
                 assert self._recordings is not None
+                # A recording asks for tensors of any size, a graph is for those that it was captured with.
+                everything = range(len(inputs))
+                self._checks.append(unread_check(self.signature, self._places, everything, self.open))
                 self.native = self._checked(self._recordings.direct)
             elif choice.kept == "eager":
                 self._run = model
