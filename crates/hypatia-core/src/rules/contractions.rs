@@ -17,7 +17,10 @@ pub(super) fn rules() -> Vec<Rule> {
         Phase::Algebra,
         Numerics::Reassoc,
         "(sum (mul ?x ?y) ?d ?k) = (bmm ?x' ?y'), if each factor has a dimension that the other is broadcast along",
-        &["(sum (mul ?x ?y) ?d ?k)"],
+        &[
+            "(sum (mul (sum ?x [-2] true) (sum ?y [-1] true)) [-3] ?k)",
+            "(sum (mul (sum ?x [-3] true) (sum ?y [-2] true)) [-1] ?k)",
+        ],
         sums_of_products,
     )]
 }
