@@ -1,8 +1,8 @@
 """Models as graphs of torch's functional ops: by one run on fake tensors, or by torch.export.
 
 A run on fake tensors under a dispatch mode sees every op once, which is all that a model without gradients
-and without changes in place needs; it takes a small part of torch.export's time. Whatever it does not serve
-(open sizes, changes in place, constants, control flow on values) torch.export does.
+needs; it takes a small part of torch.export's time. Whatever it does not serve (open sizes, changes of
+inputs, tensors from elsewhere, control flow on values that depend on inputs) torch.export does.
 """
 
 from __future__ import annotations

@@ -112,14 +112,15 @@ def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any
     )
 
 
-def unread_check(
-    known: Signature, places: Sequence[int], unread: Sequence[int], opened: Ranges
+def kinds_check(
+    known: Signature, places: Sequence[int], inputs: Sequence[int], opened: Ranges
 ) -> Callable[[Sequence[Any]], bool]:
-    """Whether tensors that no kernel reads are those of a compilation: their sizes may be part of it.
+    """Whether these inputs are of the kinds that a graph was compiled for, for what does not see that itself:
+    a plan of tensors that it does not read, and a recording.
 
-    ``unread`` and ``opened`` count flat inputs, of which ``places`` says the leaves.
+    ``inputs`` and ``opened`` count flat inputs, of which ``places`` says the leaves.
     """
-    wanted = [(i, known.kinds[places[i]]) for i in unread if known.is_tensor(places[i])]
+    wanted = [(i, known.kinds[places[i]]) for i in inputs if known.is_tensor(places[i])]
 
     def alike(flat: Sequence[Any]) -> bool:
         values: dict[str, int] = {}

@@ -27,7 +27,7 @@ from ..options import Options
 from ..verifier.first_call import device_of
 from ..verifier.reference import devices_of
 from ..verifier.same_layout import lies_alike
-from .call_key import Signature, shared_memory, unread_check
+from .call_key import Signature, kinds_check, shared_memory
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
 from .same_as_model import changed_tensors, computes_the_same, kept_buffers
@@ -181,7 +181,7 @@ class CompiledCall:
         read = range(len(inputs)) if found.graph is None else found.graph.binding.inputs
         unread = sorted({*range(len(inputs))} - {*read})
         if unread:
-            self._checks.append(unread_check(self.signature, self._places, unread, self.open))
+            self._checks.append(kinds_check(self.signature, self._places, unread, self.open))
         self._use(found, report, inputs, timed=timed)
 
     def _use(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...], *, timed: bool) -> None:
@@ -248,7 +248,7 @@ class CompiledCall:
                 assert self._recordings is not None
                 # A recording asks for tensors of any size, a graph is for those that it was captured with.
                 everything = range(len(inputs))
-                self._checks.append(unread_check(self.signature, self._places, everything, self.open))
+                self._checks.append(kinds_check(self.signature, self._places, everything, self.open))
                 self.native = self._checked(self._recordings.direct)
             elif choice.kept == "eager":
                 self._run = model

@@ -3,7 +3,7 @@
 
 use egg::Id;
 
-use super::equality::{Side, Sides, classes_of, nodes_of};
+use super::equality::{Side, Sides, nested};
 use super::{Numerics, Phase, Rule, program};
 use crate::attr::Attr;
 use crate::dim::{Dim, product};
@@ -42,14 +42,13 @@ struct Roles {
 
 fn sums_of_products(egraph: &mut EGraph, rule: &Rule) -> usize {
     let (sum, mul) = (op_id("sum"), op_id("mul"));
-    let mut found = vec![];
-    for class in classes_of(egraph, sum, 3) {
-        for outer in nodes_of(egraph, class, sum) {
-            for factors in nodes_of(egraph, outer[0], mul) {
-                found.extend(contraction(egraph, &outer, &factors).map(|right| (outer.clone(), factors, right)));
-            }
-        }
-    }
+    let found: Vec<_> = nested(egraph, sum, 3, mul)
+        .into_iter()
+        .filter_map(|(outer, factors)| {
+            let right = contraction(egraph, &outer, &factors)?;
+            Some((outer, factors, right))
+        })
+        .collect();
     let mut fired = 0;
     for (outer, factors, right) in found {
         let mut sides = Sides::default();

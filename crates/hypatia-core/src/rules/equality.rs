@@ -30,6 +30,18 @@ pub(super) fn nodes_of(egraph: &EGraph, class: Id, op: OpId) -> Vec<Vec<Id>> {
         .collect()
 }
 
+/// Operands of every node of an op with this many operands, and of a node of another op that its first operand is.
+pub(super) fn nested(egraph: &EGraph, outer: OpId, operands: usize, inner: OpId) -> Vec<(Vec<Id>, Vec<Id>)> {
+    let mut found = vec![];
+    for class in classes_of(egraph, outer, operands) {
+        for whole in nodes_of(egraph, class, outer) {
+            let parts = nodes_of(egraph, whole[0], inner);
+            found.extend(parts.into_iter().map(|part| (whole.clone(), part)));
+        }
+    }
+    found
+}
+
 /// Both sides of an equality over classes, each class a variable.
 #[derive(Default)]
 pub(super) struct Sides {

@@ -3,7 +3,7 @@
 use egg::Id;
 
 use super::canon::{elementwise_through, laws};
-use super::equality::{Sides, classes_of, nodes_of};
+use super::equality::{Sides, classes_of, nested, nodes_of};
 use super::{Numerics, Phase, Rule, program};
 use crate::attr::Attr;
 use crate::egraph::EGraph;
@@ -115,14 +115,13 @@ fn parts() -> Vec<Rule> {
 
 fn permutes_of_merges(egraph: &mut EGraph, rule: &Rule) -> usize {
     let (permute, reshape) = (op_id("permute"), op_id("reshape"));
-    let mut found = vec![];
-    for class in classes_of(egraph, permute, 2) {
-        for outer in nodes_of(egraph, class, permute) {
-            for inner in nodes_of(egraph, outer[0], reshape) {
-                found.extend(unmerged(egraph, &outer, &inner).map(|order| (outer.clone(), inner, order)));
-            }
-        }
-    }
+    let found: Vec<_> = nested(egraph, permute, 2, reshape)
+        .into_iter()
+        .filter_map(|(outer, inner)| {
+            let turned = unmerged(egraph, &outer, &inner)?;
+            Some((outer, inner, turned))
+        })
+        .collect();
     let mut fired = 0;
     for (outer, inner, (order, shape)) in found {
         let mut sides = Sides::default();
@@ -187,14 +186,13 @@ fn size(egraph: &EGraph, x: Id, dim: Id) -> Option<i64> {
 
 fn slices_of_cats(egraph: &mut EGraph, rule: &Rule) -> usize {
     let (slice, cat) = (op_id("slice"), op_id("cat"));
-    let mut found = vec![];
-    for class in classes_of(egraph, slice, 5) {
-        for outer in nodes_of(egraph, class, slice) {
-            for inner in nodes_of(egraph, outer[0], cat) {
-                found.extend(part(egraph, &outer, &inner).map(|at| (outer.clone(), inner, at)));
-            }
-        }
-    }
+    let found: Vec<_> = nested(egraph, slice, 5, cat)
+        .into_iter()
+        .filter_map(|(outer, inner)| {
+            let at = part(egraph, &outer, &inner)?;
+            Some((outer, inner, at))
+        })
+        .collect();
     let mut fired = 0;
     for (outer, inner, (part, from, to)) in found {
         let mut sides = Sides::default();
