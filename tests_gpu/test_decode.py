@@ -208,3 +208,40 @@ def check_addresses_in_turns() -> str:
         for a, b in zip(ours, theirs, strict=True):
             _assert_close(a, b)
     return f"at most {cuda_graph.MOST} recordings"
+
+
+class Counted(nn.Module):
+    """Writes each input to the next place of a cache, and counts them on the device."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.register_buffer("cache", torch.zeros(ROOM, width))
+        self.register_buffer("end", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x).relu()
+        self.cache.index_copy_(0, self.end, y)
+        self.end.add_(1)
+        return torch.softmax(y @ self.cache.t(), -1) @ self.cache + self.layer(y)
+
+
+def check_caches_filled_to_the_end() -> str:
+    """Calls that are tried or recorded never write past the end of a cache: the GPU would be lost."""
+    for start in (0, ROOM - 3, ROOM - 1):
+        for compiled in (hypatia.compile, lambda m: torch.compile(m, backend="hypatia")):
+            torch.manual_seed(0)
+            torch.compiler.reset()
+            model = Counted().cuda().eval()
+            twin = copy.deepcopy(model)
+            call = compiled(model)
+            with torch.no_grad():
+                for _ in range(2):
+                    for each in (model, twin):
+                        each.end.fill_(start)
+                    for _ in range(ROOM - start):
+                        x = torch.randn(1, 64, device="cuda")
+                        _assert_close(call(x), twin(x))
+                        _assert_close(model.cache, twin.cache)
+                        assert int(model.end) == int(twin.end)
+    return "6 cases"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
+from .. import _torch
 from ..devices import table
 from .agreement import agree
 from .cuda_graph import SHARE
+
+T = TypeVar("T")
 
 
 def note_changes(tensors: Sequence[torch.Tensor]) -> None:
@@ -49,6 +53,39 @@ class RandomState:
         return twin
 
 
+class Counts:
+    """The integers and flags among the tensors that a call changes: where a cache ends, how many calls there
+    were. A call that is only tried must find them as the caller left them: by the second or third one they
+    would point past the end of the cache."""
+
+    def __init__(self, tensors: Sequence[object] = (), values: Sequence[object] = ()) -> None:
+        self._groups: dict[bool, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for tensor, value in zip(tensors, values, strict=True):
+            if not (isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor)):
+                continue
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                now, then = self._groups.setdefault(tensor.is_inference(), ([], []))
+                now.append(tensor)
+                then.append(value)
+
+    def restore(self) -> None:
+        """Makes them as they were."""
+        for inference, (now, then) in self._groups.items():
+            with torch.inference_mode(inference), torch.no_grad():
+                _torch.foreach_copy(now, then)
+
+    def before(self, call: Callable[[], T]) -> Callable[[], T]:
+        """The same call, with the counts as they were. It can be made any number of times."""
+        if not self._groups:
+            return call
+
+        def again() -> T:
+            self.restore()
+            return call()
+
+        return again
+
+
 class State:
     """Tensors and random numbers as they are now."""
 
@@ -57,6 +94,11 @@ class State:
         self.values = [t.detach().clone() for t in tensors]
         self._random = RandomState(table.of(device).random_devices(device))
         self.device = device
+
+    @property
+    def counts(self) -> Counts:
+        """Those of the tensors that are counts."""
+        return Counts(self.tensors, self.values)
 
     def restore(self) -> None:
         """Makes everything as it was."""

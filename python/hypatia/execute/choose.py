@@ -19,6 +19,7 @@ from .._torch import pytree
 from ..devices import table
 from ..timeline import FORMS, stage
 from . import timing
+from .changes import Counts
 from .native import NativeGraph
 from .timing import CallTimes, Forms, Times
 
@@ -57,6 +58,10 @@ Record = Callable[[str], Callable[[], object] | None]
 """Makes a recording of one of the forms, and returns a call of it; none if it cannot be recorded."""
 
 
+NO_COUNTS = Counts()
+"""Of calls that change none."""
+
+
 class Choice(NamedTuple):
     """The form that was kept, and what was measured."""
 
@@ -79,27 +84,29 @@ def fastest(
     plan: NativeGraph | None = None,
     args: Sequence[object] = (),
     record: Record | None = None,
+    counts: Counts = NO_COUNTS,
 ) -> Choice:
     """Times forms, which are in order of preference, and the plan of these arguments; the one to keep.
 
     A plan that does not run is not kept, and has no time. A recording is made where the host is what calls
-    wait for.
+    wait for. Each call finds the ``counts`` as they were.
     """
-    forms = dict(forms)
+    forms = {name: counts.before(form) for name, form in forms.items()}
     if plan is not None:
         plan.native = True
+        counts.restore()
         # Packing weights is not part of a call.
         if plan.run(args) is not None and plan.native:
-            forms = {"plan": _calling(plan, args), **forms}
+            forms = {"plan": counts.before(_calling(plan, args)), **forms}
         else:
             why = plan.binding.refusal or "it is not for these arguments"
             log.info("the native plan does not run: %s", why)
     copies = 0 if plan is None else plan.binding.bytes[1]
     times = _patiently(forms, copies, device)
     if plan is not None and "plan" in times.taken:
-        _try_plainer(plan, args, times.taken, device)
+        _try_plainer(plan, args, times.taken, device, counts)
     if record is not None:
-        times = _with_recording(times, record, device)
+        times = _with_recording(times, record, device, counts)
     kept = decide(times.taken, copies)
     if plan is not None:
         plan.native = kept == "plan"
@@ -205,7 +212,7 @@ def _calling(run: Callable[[list[object]], object], args: Sequence[object]) -> C
     return lambda: run(list(args))
 
 
-def _with_recording(times: Times, record: Record, device: torch.device) -> Times:
+def _with_recording(times: Times, record: Record, device: torch.device, counts: Counts) -> Times:
     """The same with the time of a recording, if that can be faster than all others: it takes what the device
     takes for the form that is recorded."""
     devices = {name: times.apart[name][0] for name in ("graph", "eager") if name in times.apart}
@@ -214,10 +221,11 @@ def _with_recording(times: Times, record: Record, device: torch.device) -> Times
     name = min(devices, key=devices.__getitem__)
     if CLOSE * devices[name] >= min(times.taken.values()):
         return times
+    counts.restore()
     call = record(name)
     if call is None:
         return times
-    more = timing.timed({"recording": call}, SECONDS, device)
+    more = timing.timed({"recording": counts.before(call)}, SECONDS, device)
     plan = {n: t for n, t in times.taken.items() if n == "plan"}
     return Times({**plan, **more.taken, **times.taken}, {**times.apart, **more.apart})
 
@@ -244,16 +252,19 @@ def _patiently(forms: Forms, copies: int, device: torch.device) -> Times:
 
 
 def _try_plainer(
-    plan: NativeGraph, args: Sequence[object], taken: dict[str, float], device: torch.device
+    plan: NativeGraph, args: Sequence[object], taken: dict[str, float], device: torch.device, counts: Counts
 ) -> None:
     """Takes the plainer plan where it is the faster one. It is packed and tried only where the plan is not
     far ahead of the other forms."""
     if AHEAD * taken["plan"] <= min((t for n, t in taken.items() if n != "plan"), default=0.0):
         return
+    counts.restore()
     plainer = _plainer(plan, args)
     if plainer is None:
         return
-    both = {"plan": _calling(plan, args), "plainer plan": _calling(plainer, args)}
+    both = {
+        name: counts.before(_calling(each, args)) for name, each in (("plan", plan), ("plainer plan", plainer))
+    }
     again = timing.timed(both, SECONDS, device).taken
     if again["plainer plan"] < again["plan"]:
         plan.binding.take(plainer.binding)

@@ -222,7 +222,7 @@ class NativeGraph:
             warnings.warn(VerificationWarning(text), stacklevel=2)
             return tuple(expected)
         forms = {"plan": lambda: self.run(args), "graph": lambda: self.fallback(list(args))}
-        taken = once(forms, self.binding.device)
+        taken = once({name: before.counts.before(form) for name, form in forms.items()}, self.binding.device)
         after.restore()
         self._checks += 1
         self._kinds.add(_kind(sizes))

@@ -16,7 +16,7 @@ import torch
 from .. import _native, _torch
 from ..capture.layout import same_strides
 from .agreement import agree
-from .changes import State, fits
+from .changes import Counts, State, fits
 from .cuda_graph import EVICTED, CudaGraph, RecordingCache, Room, bytes_of, copied
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Recorded:
             after = State(changed, self.device)
             # Runs before a recording change what the plan changes, and draw random numbers.
             before.restore()
-            recording = self._record(key, inputs)
+            recording = self._record(key, inputs, before.counts)
             before.restore()
             if recording is not None and not self._is_right(recording, inputs, results, after):
                 log.warning("a recorded plan computes something else than the plan; it is not used")
@@ -91,11 +91,11 @@ class Recorded:
             results = recording(self._stream, inputs)
         return after.is_now() and all(agree(a, b) for a, b in zip(results, expected, strict=True))
 
-    def _record(self, key: Addresses, inputs: Tensors) -> _Recording | None:
+    def _record(self, key: Addresses, inputs: Tensors, counts: Counts) -> _Recording | None:
         if not self._cache.make_room(least=1):
             return None
         try:
-            made = _Recording(self.bound, self.device, inputs, self._changes)
+            made = _Recording(self.bound, self.device, inputs, self._changes, counts)
         except (RuntimeError, _native.HypatiaError) as e:
             log.info("the plan is not recorded as a CUDA graph: %s", e)
             return None
@@ -122,7 +122,12 @@ class _Recording:
     """A plan as a CUDA graph."""
 
     def __init__(
-        self, bound: _native.BoundCudaPlan, device: torch.device, inputs: Tensors, changes: Sequence[int]
+        self,
+        bound: _native.BoundCudaPlan,
+        device: torch.device,
+        inputs: Tensors,
+        changes: Sequence[int],
+        counts: Counts,
     ) -> None:
         index = device.index or 0
         self._kinds = [(t.shape, t.dtype, t.device) for t in inputs]
@@ -145,7 +150,7 @@ class _Recording:
                 given[i] = copied(inputs[i])
             self._inputs = [given[i] for i in self._places]
             before = torch.cuda.memory_reserved(index)
-            self._graph = CudaGraph(index, run, warm=warm)
+            self._graph = CudaGraph(index, run, warm=counts.before(warm))
         self._early = self._graph.results.early
         self._has_late = None in self._early
         self.bytes = bytes_of(self._inputs)

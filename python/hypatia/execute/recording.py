@@ -184,7 +184,10 @@ class Recording:
             before.restore()
             reserved = torch.cuda.memory_reserved(index)
             self._graph = CudaGraph(
-                index, lambda: run(list(given)), warm=lambda: run(list(given)), draws=False
+                index,
+                lambda: run(list(given)),
+                warm=before.counts.before(lambda: run(list(given))),
+                draws=False,
             )
             self.bytes = max(0, torch.cuda.memory_reserved(index) - reserved)
             self.bytes += bytes_of(self._inputs)

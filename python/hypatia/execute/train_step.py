@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from .changes import note_changes
+from .changes import Counts
 from .cuda_graph import CopiesOut, CudaGraph
 
 Tensors = Sequence[torch.Tensor]
@@ -65,7 +66,8 @@ class RecordedStep:
             _, saved, besides = forward(list(given))
             backward(saved, besides, list(self._tangents))
 
-        self._forward = CudaGraph(self._index, lambda: forward(list(given)), warm=both)
+        counts = Counts([primals[i] for i in changed], [primals[i].clone() for i in changed])
+        self._forward = CudaGraph(self._index, lambda: forward(list(given)), warm=counts.before(both))
         self._results, self._saved, self._besides = self._forward.results
         self._record_backward()
         self._copies = CopiesOut(self._results)

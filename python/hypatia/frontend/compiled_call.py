@@ -239,7 +239,12 @@ class CompiledCall:
             tensors = all(isinstance(t, torch.Tensor) for t in inputs)
             with torch.no_grad(), kept_buffers(model, before):
                 choice = choose.fastest(
-                    forms, device, plan=plan, args=inputs, record=record if tensors else None
+                    forms,
+                    device,
+                    plan=plan,
+                    args=inputs,
+                    record=record if tensors else None,
+                    counts=before.counts,
                 )
             before.restore()
             random.restore()

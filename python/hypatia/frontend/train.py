@@ -21,7 +21,7 @@ from ..capture.trace import distinct, exported
 from ..compiler.report import GraphReport
 from ..errors import UnsupportedError
 from ..execute import choose
-from ..execute.changes import State
+from ..execute.changes import Counts, State
 from ..options import Options
 from ..verifier.first_call import device_of
 from ..verifier.same_layout import lies_alike
@@ -173,7 +173,7 @@ class CompiledTraining:
                 return
             leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
             calls = {name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()}
-            kept, (step.times, step.apart) = self._fastest(calls, leaves)
+            kept, (step.times, step.apart) = self._fastest(calls, leaves, before.counts)
         before.restore()
         step.passes, step.settled = forms.get(kept, step.passes), True
 
@@ -186,11 +186,13 @@ class CompiledTraining:
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         try:
             with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
-                self._fastest({"plain": lambda: run(*leaves)}, leaves)
+                self._fastest({"plain": lambda: run(*leaves)}, leaves, before.counts)
         finally:
             before.restore()
 
-    def _fastest(self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[Any]) -> choose.Choice:
+    def _fastest(
+        self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[Any], counts: Counts
+    ) -> choose.Choice:
         """Times training steps beside eager's, which is remembered if it is the fastest."""
         model = self.model if self.plain else self._flat
         wanted = (*self.model.parameters(), *leaves)
@@ -198,7 +200,7 @@ class CompiledTraining:
         # A CPU has no plans for training: of equals, what needs nothing of ours.
         calls = {**eager, **forms} if device_of(leaves).type == "cpu" else {**forms, **eager}
         steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
-        choice = choose.fastest(steps, device_of(leaves))
+        choice = choose.fastest(steps, device_of(leaves), counts=counts)
         self.eager = choice.kept == "eager"
         return choice
 

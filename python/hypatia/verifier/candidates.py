@@ -18,7 +18,7 @@ from ..capture.records import path_of
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
-from ..execute.changes import RandomState
+from ..execute.changes import Counts, RandomState
 from ..timeline import CALL, stage
 from .compare import Comparer, References, gradients
 from .memory import memory_allowed
@@ -174,9 +174,18 @@ class CheckedCall:
                     copies[node] = buffer.clone()
                     buffer.copy_(self.before[node])
 
+    @property
+    def counts(self) -> Counts:
+        """The counts among what the graph changes."""
+        values = self._values()
+        return Counts([values[n] for n in self.before], list(self.before.values()))
+
+    def _values(self) -> dict[fx.Node, object]:
+        return {**dict(zip(self.order, self.inputs, strict=True)), **self.attributes}
+
     def undo(self) -> None:
         """Makes what the graph changes, and random numbers, as they were before anything ran."""
-        values = {**dict(zip(self.order, self.inputs, strict=True)), **self.attributes}
+        values = self._values()
         for node, before in self.before.items():
             tensor = values[node]
             if isinstance(tensor, torch.Tensor):

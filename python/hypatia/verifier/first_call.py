@@ -175,7 +175,9 @@ class Guard:
             return made.try_on(checked.inputs)
 
         with quietly():
-            choice = choose.fastest(forms, device, plan=plan, args=checked.inputs, record=record)
+            choice = choose.fastest(
+                forms, device, plan=plan, args=checked.inputs, record=record, counts=checked.counts
+            )
         if plan is not None:
             plan.settled = True
             self.report.memory = plan.binding.bytes
