@@ -36,12 +36,13 @@ class _Attention(NamedTuple):
     key: torch.Tensor
 
 
-def simplified(gm: fx.GraphModule, *, lying_alike: bool = True) -> list[str]:
+def simplified(gm: fx.GraphModule, *, lying_alike: bool = True, dropout: bool = True) -> list[str]:
     """Takes constant masks that are not needed out of a graph, in place; says what was done.
 
-    With ``lying_alike`` what attention returns lies in memory as before, whichever kernel computes it.
+    With ``lying_alike`` what attention returns lies in memory as before, whichever kernel computes it. Calls
+    with ``dropout`` may drop other entries than before, since kernels differ in how they draw them.
     """
-    found = [a for n in gm.graph.nodes if (a := _attention(n)) is not None]
+    found = [a for n in gm.graph.nodes if (a := _attention(n, dropout=dropout)) is not None]
     if not found:
         return []
     done: Counter[str] = Counter()
@@ -60,11 +61,11 @@ def simplified(gm: fx.GraphModule, *, lying_alike: bool = True) -> list[str]:
 
 def without_masks(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str]]:
     """The same with a copy of the graph, whose nodes have the names and values of the original's."""
-    if not any(_attention(n) is not None for n in gm.graph.nodes):
+    if not any(_attention(n, dropout=False) is not None for n in gm.graph.nodes):
         return gm, []
     copy = copied(gm)
     # When the graph is rebuilt, results get the strides that values have here.
-    done = simplified(copy, lying_alike=False)
+    done = simplified(copy, lying_alike=False, dropout=False)
     return (copy, done) if done else (gm, [])
 
 
@@ -103,8 +104,9 @@ def _form(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> str:
     return ""
 
 
-def _attention(node: fx.Node) -> _Attention | None:
-    """A call of attention that has a mask which may be left out, no flag, and drops nothing at random."""
+def _attention(node: fx.Node, *, dropout: bool) -> _Attention | None:
+    """A call of attention that has a mask which may be left out, and no flag. Without ``dropout`` it drops
+    nothing at random, either."""
     if node.op != "call_function":
         return None
     if node.target is torch.nn.functional.scaled_dot_product_attention:
@@ -118,7 +120,7 @@ def _attention(node: fx.Node) -> _Attention | None:
     else:
         return None
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if given.get("dropout_p", 0.0) != 0.0 or given.get("is_causal", False) is not False:
+    if given.get("is_causal", False) is not False or (given.get("dropout_p", 0.0) != 0.0 and not dropout):
         return None
     name = next(n for n in _MASKS if n in names)
     read = [given.get(n) for n in (name, "query", "key")]

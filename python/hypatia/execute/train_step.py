@@ -15,17 +15,18 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .changes import note_changes
-from .changes import Counts
+from .changes import Counts, note_changes
 from .cuda_graph import CopiesOut, CudaGraph
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
+GivenTangents = Sequence[torch.Tensor | None]
+"""None: a result that nobody differentiates, and the backward pass does not read it."""
 
 Forward = Callable[[list[torch.Tensor]], tuple[Tensors, Tensors, object]]
 """Takes what the graph takes; returns results, what autograd keeps for it, and what it keeps besides."""
 
-Backward = Callable[[Tensors, Any, list[torch.Tensor]], Gradients]
+Backward = Callable[[Tensors, Any, GivenTangents], Gradients]
 """Takes what was kept, and tangents; returns gradients."""
 
 
@@ -45,7 +46,7 @@ class RecordedStep:
         backward: Backward,
         primals: Sequence[torch.Tensor],
         parameters: int,
-        tangents: Sequence[torch.Tensor],
+        tangents: GivenTangents,
         changed: Sequence[int] = (),
     ) -> None:
         """``changed`` are those of the primals that a forward pass changes, all among the parameters. They
@@ -59,7 +60,7 @@ class RecordedStep:
         self._lock = threading.Lock()
         self._turn: Callable[[], _Turn | None] = lambda: None
         self._inputs = [t.clone() for t in primals[parameters:]]
-        self._tangents = [t.clone() for t in tangents]
+        self._tangents = [None if t is None else t.clone() for t in tangents]
         given = [*primals[:parameters], *self._inputs]
 
         def both() -> None:
@@ -121,7 +122,7 @@ class RecordedStep:
         results, saved, besides = self._plain[0](args)
         return results, saved, (besides,)
 
-    def backward(self, saved: Tensors, besides: Any, tangents: list[torch.Tensor]) -> Gradients:
+    def backward(self, saved: Tensors, besides: Any, tangents: GivenTangents) -> Gradients:
         """Gradients, in memory of their own."""
         if not isinstance(besides, _Turn):
             return self._plain[1](saved, besides[0], tangents)
@@ -130,8 +131,14 @@ class RecordedStep:
         if self._missing or (self._lends and self._holders() != self._owners):
             self._lends, self._missing = False, True
             return self._plain[1](self._saved, self._besides, tangents)
+        if any(
+            (place is None) != (given is None) for place, given in zip(self._tangents, tangents, strict=True)
+        ):
+            # Others than those that the step was recorded with.
+            return self._plain[1](self._saved, self._besides, tangents)
         for place, given in zip(self._tangents, tangents, strict=True):
-            place.copy_(given)
+            if place is not None and given is not None:
+                place.copy_(given)
         self._backward.replay()
         if self._lends:
             return [None if g is None else g.detach() for g in self._gradients]

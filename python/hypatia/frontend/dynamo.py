@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
-from ..capture import constant_masks, source_names, whole_attention
+from ..capture import constant_masks, cross_entropy, source_names, tangents, whole_attention
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -65,9 +65,10 @@ def hypatia(
     _compile = functools.partial(
         _compile_part, collected=reports, passes=noted, inputs=source_names.inputs_of(gm), masks=masks
     )
+    backward = _compile if passes is None else functools.partial(_compile_backward, _compile, passes)
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, options=parsed, kind="forward"),
-        bw_compiler=functools.partial(_compile, options=parsed, kind="backward"),
+        bw_compiler=functools.partial(backward, options=parsed, kind="backward"),
         inference_compiler=functools.partial(_compile, options=parsed, kind="inference"),
         partition_fn=_partition,
         keep_inference_input_mutations=True,
@@ -151,6 +152,33 @@ def _compile_part(
     return _boxed(lambda args: latest()(args), compiled.optimized)
 
 
+def _compile_backward(
+    compile_part: Callable[..., Any],
+    passes: list[Pass],
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    **kwargs: Any,
+) -> object:
+    """A backward graph of a model that is trained by its loss: without the gradients of its other results.
+    The whole graph is compiled if somebody asks for those."""
+    unread = tangents.rarely_given(gm)
+    reduced = tangents.without(gm, unread) if unread else None
+    if reduced is None:
+        return compile_part(gm, example_inputs, **kwargs)
+    compile_part(reduced, example_inputs, **kwargs)
+    mine = passes[-1]
+    made: list[Callable[[list[Any]], Any]] = []
+
+    def whole(args: list[Any]) -> Any:
+        with COMPILING:
+            if not made:
+                made.append(compile_part(gm, example_inputs, **{**kwargs, "passes": []}))
+        return made[0](args)
+
+    mine.unread, mine.whole = tuple(unread), whole
+    return _boxed(whole, gm)
+
+
 def _plain(gm: fx.GraphModule, kind: str, metadata: object) -> int | None:
     """How many results of a training step's graph are not kept for the backward pass; none in inference."""
     if kind == "inference":
@@ -167,6 +195,7 @@ def _partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's min-cut partition; what is read from an input that changes is kept for the backward graph,
     which would read it again too late."""
+    cross_entropy.take_apart(joint)
     stack = changed_inputs(joint)
     while stack:
         for user in stack.pop().users:

@@ -26,3 +26,6 @@ class Pass:
     """Whether that stays so."""
     report: GraphReport | None
     """None: it runs as it was captured."""
+    unread: tuple[int, ...] = ()
+    """Of a backward graph: tangents that it takes for zero, and ``whole`` does not."""
+    whole: Callable[[list[object]], object] | None = None

@@ -29,8 +29,9 @@ from .call_key import Signature, trained_kind
 from .dynamo import hypatia as backend
 from .dynamo_pass import Pass
 from .flat_model import FlatModel
+from .step_of_passes import lifted, step_of
 from .structure_code import BuildResult, Take, taker
-from .train_dynamo import Step, laid_out, lifted, step_of
+from .train_dynamo import Step, laid_out
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class CompiledTraining:
             buffers = lifted(gm)
             changes = _changed(passes, len(buffers) + len(inputs))
             if changes is not None:
-                self._waiting = passes
+                self._waiting = [p for p in passes if p.whole is None]
                 self._buffers = [buffers[i] for i in changes if i < len(buffers)]
                 self._changes = [i - len(buffers) for i in changes if i >= len(buffers)]
 

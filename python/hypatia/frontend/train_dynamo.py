@@ -7,12 +7,10 @@ change and results that are views, most models do not need; those run by the fun
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
 
 from .. import _native, _torch
 from ..capture.op_facts import draws
@@ -20,7 +18,7 @@ from ..capture.records import value_of
 from ..execute.agreement import agree
 from ..execute.changes import State, note_changes
 from ..execute.native import NativeGraph
-from ..execute.train_step import Backward, Forward, Gradients, RecordedStep, Tensors
+from ..execute.train_step import Backward, Forward, GivenTangents, Gradients, RecordedStep, Tensors
 from .dynamo_pass import Pass
 
 log = logging.getLogger(__name__)
@@ -43,6 +41,7 @@ class _Function(torch.autograd.Function):
         results, saved, ctx.besides = passes.forward(list(primals))
         ctx.run = passes.backward
         ctx.step = step
+        ctx.set_materialize_grads(False)
         # Inputs are kept for those who ask for gradients of gradients.
         ctx.save_for_backward(*primals[len(step.parameters) :], *saved)
         if step.plain:
@@ -59,7 +58,7 @@ class _Function(torch.autograd.Function):
 
 def _backward(ctx: Any, *tangents: torch.Tensor) -> object:
     step = ctx.step
-    given = [laid_out(tangents[i], strides) for i, strides in zip(step.wanted, step.strides, strict=True)]
+    given = step.given([tangents[i] for i in step.wanted])
     return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
 
 
@@ -82,7 +81,7 @@ def _differentiable(
     # Weights may be tied: of a tensor that is given twice, the first one has the whole gradient.
     first = {id(t): i for i, t in reversed([*enumerate(primals)]) if t.requires_grad}
     wanted = [t for i, t in enumerate(primals) if first.get(id(t)) == i]
-    outputs = [(results[i], tangents[i]) for i in ctx.step.wanted]
+    outputs = [(results[i], tangents[i]) for i in ctx.step.wanted if tangents[i] is not None]
     found = iter(
         torch.autograd.grad(
             [r for r, _ in outputs], wanted, [t for _, t in outputs], create_graph=True, allow_unused=True
@@ -122,7 +121,8 @@ class Step:
         self.wanted = [i for i, r in enumerate(results) if r.requires_grad]
         self.plain = [i for i, r in enumerate(results) if not r.requires_grad]
         taken = backward.graph.find_nodes(op="placeholder")
-        self.strides = [value_of(n).stride() for n in taken[len(taken) - len(self.wanted) :]]
+        self._tangents = [value_of(n) for n in taken[len(taken) - len(self.wanted) :]]
+        self.strides = [t.stride() for t in self._tangents]
         self.passes = self._as_they_are(
             lambda args: forward.latest()(args), lambda args: backward.latest()(args)
         )
@@ -141,6 +141,23 @@ class Step:
             _torch.set_multithreaded_backward(False)
         return _apply(self, *self.parameters, *inputs)
 
+    def given(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Tangents as a backward pass takes them: zeros for those that it reads and nobody gave."""
+        whole = self._whole(tangents) is not None
+        return [
+            laid_out(tangent, like.stride())
+            if tangent is not None
+            else torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).zero_()
+            if whole or i not in self._graphs[1].unread
+            else None
+            for i, (tangent, like) in enumerate(zip(tangents, self._tangents, strict=True))
+        ]
+
+    def _whole(self, tangents: Sequence[torch.Tensor | None]) -> Run | None:
+        """What runs the backward pass where a tangent is given that is rarely given."""
+        backward = self._graphs[1]
+        return backward.whole if any(tangents[i] is not None for i in backward.unread) else None
+
     def _as_they_are(self, forward: Run, backward: Run) -> Passes:
         count = self.count
 
@@ -148,7 +165,11 @@ class Step:
             returned = forward(args)
             return returned[:count], returned[count:], None
 
-        return Passes(first, lambda saved, _, tangents: backward([*saved, *tangents]))
+        def last(saved: Tensors, _: object, tangents: GivenTangents) -> Gradients:
+            run: Any = self._whole(tangents) or backward
+            return run([*saved, *tangents])
+
+        return Passes(first, last)
 
     @property
     def ready(self) -> bool:
@@ -170,10 +191,11 @@ class Step:
         first, last = _native_form(forward), _native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
-            tangents = [torch.ones_like(results[i]) for i in self.wanted]
+            unread = [self.wanted[i] for i in self._graphs[1].unread]
+            tangents = [None if i in unread else torch.ones_like(results[i]) for i in self.wanted]
             calls = True
             if first is not None and last is not None:
-                self._add(forms, "masked", lambda: masked(first, last, self.count))
+                self._add(forms, "masked", lambda: masked(first, last, self.count, self._whole))
                 calls = bool(first.binding.calls or last.binding.calls)
             if calls:
                 self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
@@ -192,7 +214,7 @@ class Step:
         self.passes = passes
         return self(inputs)
 
-    def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> Passes:
+    def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: GivenTangents) -> Passes:
         step = RecordedStep(*passes, primals, len(self.parameters), tangents, self.changed)
         return Passes(step.forward, step.backward)
 
@@ -217,7 +239,7 @@ def _by_torch(forward: Run) -> Run:
 def _right(
     forms: dict[str, Passes],
     primals: Sequence[torch.Tensor],
-    tangents: Sequence[torch.Tensor],
+    tangents: GivenTangents,
     before: State,
 ) -> dict[str, Passes]:
     """The forms whose results, gradients and changes are those of the first, with the same random numbers."""
@@ -239,8 +261,15 @@ def _right(
     return right
 
 
-def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | None:
-    """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks."""
+def masked(
+    forward: NativeGraph,
+    backward: NativeGraph,
+    count: int,
+    whole: Callable[[GivenTangents], Run | None] = lambda _: None,
+) -> Passes | None:
+    """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks.
+
+    ``whole`` is what runs the backward pass instead for some tangents."""
     ours, theirs = forward.binding, backward.binding
     keeps = {place - count: output for place, output in ours.keeps.items()}
     pairs = [(keeps[place], taken) for place, taken in theirs.masks.items() if place in keeps]
@@ -262,8 +291,11 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         returned = forward.finished(outputs)
         return returned[:count], returned[count:], len(pairs)
 
-    def back(saved: Tensors, bits: int, tangents: list[torch.Tensor]) -> Gradients:
+    def back(saved: Tensors, bits: int, tangents: GivenTangents) -> Gradients:
         args = [*saved[: len(saved) - bits], *tangents]
+        instead: Any = whole(tangents)
+        if instead is not None:
+            return instead(args)
         outputs = None
         if bits and not _torch.dispatch_mode_count():
             given = theirs.given(args)
@@ -271,79 +303,3 @@ def masked(forward: NativeGraph, backward: NativeGraph, count: int) -> Passes | 
         return backward(args) if outputs is None else backward.finished(outputs)
 
     return Passes(run, back)
-
-
-def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -> Step | None:
-    """The step that these passes make, if nothing has to be done around them."""
-    kinds = [p.kind for p in passes]
-    if sorted(kinds) != ["backward", "forward"] or not all(isinstance(t, torch.Tensor) for t in inputs):
-        return None
-    forward, backward = (passes[kinds.index(k)] for k in ("forward", "backward"))
-    about = forward.metadata
-    parameters = lifted(gm)
-    given = forward.graph.find_nodes(op="placeholder")
-    if about is None or not _is_plain(about) or len(given) != len(parameters) + len(inputs):
-        return None
-    # Weights may be tied, but nothing else may be given twice.
-    tied = {id(t) for t in parameters}
-    if len(tied | {id(t) for t in inputs}) != len(tied) + len(inputs):
-        return None
-    changed = _changed(about, parameters)
-    if changed is None:
-        return None
-    for node, tensor in zip(given, (*parameters, *inputs), strict=True):
-        value = value_of(node)
-        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-            return None
-    (output,) = forward.graph.find_nodes(op="output")
-    returned = list(output.args[0])
-    results, kept = about.output_info, returned[about.num_outputs :]
-    if not all(isinstance(value_of(n), torch.Tensor) for n in returned if isinstance(n, fx.Node)):
-        return None
-    if not all(isinstance(n, fx.Node) for n in returned) or len(set(returned[: about.num_outputs])) < len(
-        results
-    ):
-        return None
-    if any(given[i] in kept for i in changed):
-        # A backward pass would find other values there after a second forward pass.
-        return None
-    wanted = sum(r.requires_grad for r in results)
-    taken = [n.name for n in backward.graph.find_nodes(op="placeholder")]
-    if taken[: len(kept)] != [n.name for n in kept] or len(taken) != len(kept) + wanted:
-        return None
-    (gradients,) = backward.graph.find_nodes(op="output")
-    if len(gradients.args[0]) != len(given):
-        return None
-    return Step(parameters, forward, backward, results, changed)
-
-
-def _is_plain(about: Any) -> bool:
-    """Whether no input changes but in the graph, no result is a view, and nothing but tensors is kept."""
-    none = (
-        "num_mutated_inp_runtime_indices",
-        "num_outputs_aliased",
-        "num_intermediate_bases",
-        "num_symints_saved_for_bw",
-        "num_outputs_rng_offset",
-    )
-    if any(getattr(about, name, None) != 0 for name in none):
-        return False
-    gone = ("num_backward_tokens", "num_graphsafe_rng_states", "num_opaque_objects_saved_for_bw")
-    return not any(getattr(about, name, 0) for name in gone) and not about.tokens
-
-
-def _changed(about: Any, parameters: Sequence[torch.Tensor]) -> list[int] | None:
-    """Buffers that the forward graph changes, as places among the parameters; none if it changes anything
-    that is an input, has gradients or is there twice."""
-    found = [i for i, info in enumerate(about.input_info) if info.mutates_data or info.mutates_metadata]
-    if found and (found[-1] >= len(parameters) or any(about.input_info[i].mutates_metadata for i in found)):
-        return None
-    times = Counter(id(t) for t in parameters)
-    alone = all(times[id(parameters[i])] == 1 and not parameters[i].requires_grad for i in found)
-    return found if alone else None
-
-
-def lifted(gm: fx.GraphModule) -> list[torch.Tensor]:
-    """Parameters and buffers in the order in which AOTAutograd lifts them."""
-    named = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
-    return [t for _, t in named]

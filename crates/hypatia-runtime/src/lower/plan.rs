@@ -268,6 +268,7 @@ impl<'a> Lowering<'a> {
             }
             self.absorb_zeros(*id);
         }
+        self.widen_where_read(&order);
         for id in order.iter().rev() {
             self.may_join = false;
             if self.row_op(*id).is_some() {

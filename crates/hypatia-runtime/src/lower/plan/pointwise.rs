@@ -5,7 +5,7 @@ use hypatia_core::attr::Attr;
 use hypatia_core::ir::node::Op;
 use hypatia_core::ops::promote;
 use hypatia_core::ty::{DType, Ty};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::activations::is_activation;
 use super::reads::some_reads;
@@ -64,6 +64,42 @@ impl Lowering<'_> {
         self.code(id, &mut made)
             .and_then(|result| Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp))
             .is_ok_and(|region| self.shape(id).is_ok_and(|(_, dtype)| region.outputs() == [dtype]))
+    }
+
+    /// Casts that only make numbers wider are computed in every region and op on rows that reads them, if nobody
+    /// else does: what they are made of is half as long.
+    pub(super) fn widen_where_read(&mut self, order: &[Id]) {
+        let mut readers: FxHashMap<Id, Vec<Id>> = FxHashMap::default();
+        for id in order.iter().chain([&self.program.root]) {
+            let children: FxHashSet<Id> = self.program.node(*id).children.iter().copied().collect();
+            for child in children.into_iter().filter(|c| self.widens(*c)) {
+                readers.entry(child).or_default().push(*id);
+            }
+        }
+        for (cast, readers) in readers {
+            let shape = self.shape(cast).ok();
+            let of_shape = |id: Id| self.shape(id).ok().map(|s| s.0) == shape.as_ref().map(|s| s.0.clone());
+            let takes = |reader: &Id| {
+                let children = &self.program.node(*reader).children;
+                let rows = self.row_op(*reader).is_some() && !children[1..].contains(&cast);
+                let region = self.pointwise[usize::from(*reader)] && !self.tails.contains_key(reader);
+                rows || region && of_shape(*reader)
+            };
+            let free = !self.inside[usize::from(cast)] && !self.tails.contains_key(&cast);
+            if readers.len() > 1 && free && readers.iter().all(takes) {
+                self.inside[usize::from(cast)] = true;
+            }
+        }
+    }
+
+    /// Whether a node casts numbers of 16 bits to wider ones.
+    fn widens(&self, id: Id) -> bool {
+        let from = || self.program.node(id).children.first().and_then(|c| self.shape(*c).ok());
+        self.name(id) == "cast"
+            && self.pointwise[usize::from(id)]
+            && !self.source.weight[usize::from(id)]
+            && self.shape(id).is_ok_and(|(_, dtype)| dtype == DType::F32)
+            && from().is_some_and(|(_, dtype)| matches!(dtype, DType::BF16 | DType::F16))
     }
 
     /// What a node does along its last dimensions, and how many these are.
