@@ -208,6 +208,10 @@ bench-conv: build ## convolutional nets of torchvision in several layouts, batch
 bench-graphnet: build ## samples of GraphNet in the folder SAMPLES, likewise; runs the code of the samples
 	@$(BIN)/python bench/suite.py graphnet --samples "$(SAMPLES)" $(ARGS)
 
+.PHONY: bench-decode
+bench-decode: build ## a decode step and generate with a static cache on a GPU, beside eager and Inductor
+	@$(BIN)/python bench/decode.py $(ARGS)
+
 .PHONY: bench-compile
 bench-compile: build ## how long optimizing takes: growth by depth, published graphs, the nine MLPs
 	@$(BIN)/python bench/compile.py
