@@ -22,6 +22,8 @@ pub const ABILITIES: Abilities = Abilities {
     packs_at_calls: None,
     weights_of_any_rank: true,
     transposed_rows: true,
+    // Its fast algorithms read 16 bytes at a time.
+    pads_rows: true,
     rows_by_matrix: false,
     empty_products: false,
     columns_apart: false,

@@ -1,6 +1,7 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
 mod apart;
+mod cut;
 mod device;
 mod norm;
 mod part;

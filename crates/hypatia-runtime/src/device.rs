@@ -29,6 +29,8 @@ pub struct Abilities {
     pub weights_of_any_rank: bool,
     /// The rows of a product's left factor may lie as columns; otherwise they are copied.
     pub transposed_rows: bool,
+    /// Products of 16 bits are faster over rows that begin at multiples of 16 bytes: values in between get such rows.
+    pub pads_rows: bool,
     /// Rows of any number of dimensions times one matrix are a product; otherwise they are calls into torch.
     pub rows_by_matrix: bool,
     /// A product may have no elements or no terms; otherwise it is a call into torch.
@@ -83,6 +85,7 @@ impl Abilities {
         packs_at_calls: None,
         weights_of_any_rank: false,
         transposed_rows: false,
+        pads_rows: false,
         rows_by_matrix: false,
         empty_products: false,
         columns_apart: false,

@@ -7,6 +7,7 @@ use hypatia_runtime::plan::{Operand, Plan};
 use hypatia_runtime::step::ColumnKind;
 
 use super::apart::Apart;
+use super::cut::Cut;
 use super::{LinearStep, Setting, alignment, lying};
 use crate::codegen;
 use crate::driver::{Device, Stream};
@@ -28,6 +29,8 @@ enum How {
     Whole(fp32::Product),
     /// What cuBLASLt does faster by rows that start alike.
     Interleaved(Box<Interleaved>),
+    /// What it does faster without the last columns of its left factor.
+    Cut(Box<Cut>),
     /// What cuBLASLt does not do as one.
     Apart(Apart),
 }
@@ -60,6 +63,15 @@ impl Product {
                     sums: None,
                 });
             }
+            if let Ok(problem) = &problem
+                // SAFETY: promised by the caller.
+                && let Some(cut) = unsafe { faster_cut(device, problem, setting) }
+            {
+                return Ok(Product {
+                    how: How::Cut(Box::new(cut)),
+                    sums: None,
+                });
+            }
             // SAFETY: promised by the caller.
             let whole = problem.and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
             let how = match whole {
@@ -71,7 +83,14 @@ impl Product {
         }
         let problem = problem(plan, l, setting.tf32)?;
         // SAFETY: promised by the caller.
-        let plain = unsafe { tuned(device, problem, setting) };
+        let plain = match unsafe { faster_cut(device, &problem, setting) } {
+            Some(cut) => {
+                let took = cut.microseconds();
+                Ok((How::Cut(Box::new(cut)), took))
+            }
+            // SAFETY: promised by the caller.
+            None => unsafe { tuned(device, problem, setting) }.map(|(gemm, took)| (gemm.into(), took)),
+        };
         // SAFETY: promised by the caller.
         let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
         let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, ColumnKind::Sum, &l.x, 1)?)));
@@ -84,10 +103,7 @@ impl Product {
                 how: gemm.into(),
                 sums: None,
             }),
-            (_, Ok(((gemm, _), sums))) => Ok(Product {
-                how: gemm.into(),
-                sums: Some(sums),
-            }),
+            (_, Ok(((how, _), sums))) => Ok(Product { how, sums: Some(sums) }),
             (Err(error), Err(_)) => Err(error),
         }
     }
@@ -97,6 +113,7 @@ impl Product {
         match &self.how {
             How::Whole(product) => product.kind(),
             How::Interleaved(_) => "interleaved",
+            How::Cut(_) => "cut",
             How::Apart(apart) => apart.kind(),
         }
     }
@@ -110,6 +127,7 @@ impl Product {
         let product = match &self.how {
             How::Whole(product) => product.workspace(),
             How::Interleaved(product) => product.workspace(),
+            How::Cut(product) => product.workspace(),
             How::Apart(apart) => apart.workspace(),
         };
         product.max(self.sums.as_ref().map_or(0, Sums::workspace))
@@ -127,6 +145,7 @@ impl Product {
             match &self.how {
                 How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
                 How::Interleaved(product) => product.launch(stream, &operands)?,
+                How::Cut(product) => product.launch(stream, &operands)?,
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
             if let (Some(kernels), Some(address)) = (&self.sums, sums) {
@@ -151,6 +170,23 @@ unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setti
     match unsafe { tuned(device, *problem, setting) } {
         Ok((_, took)) if took <= interleaved.microseconds() => None,
         _ => Some(interleaved),
+    }
+}
+
+/// A product in two parts, where that is faster than as a whole.
+///
+/// # Safety
+/// The setting's memory is the device's.
+unsafe fn faster_cut(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Cut> {
+    // SAFETY: promised by the caller.
+    let found = unsafe { Cut::new(device, problem, setting) };
+    let cut = found
+        .inspect_err(|e| tracing::debug!("{problem}: not in two parts: {e}"))
+        .ok()??;
+    // SAFETY: promised by the caller.
+    match unsafe { tuned(device, *problem, setting) } {
+        Ok((_, took)) if took <= cut.microseconds() => None,
+        _ => Some(cut),
     }
 }
 

@@ -6,8 +6,9 @@ use hypatia_core::ty::Ty;
 use hypatia_core::{Options, optimize};
 use hypatia_cuda::plan::{is_late, late};
 use hypatia_runtime::device::Registered;
+use hypatia_runtime::kernels::region::{Read, Scalar};
 use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
-use hypatia_runtime::plan::{DepthwiseStep, Pool, Task, Window, WindowOp};
+use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Pool, Task, Window, WindowOp};
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
 
@@ -627,4 +628,108 @@ fn an_index_made_of_weights_is_bound_before_it_is_expanded() {
     let index = step.inputs.iter().filter(|o| o.value == lowered.plan.constants[0]);
     let strides: Vec<_> = index.map(|o| &o.strides[..]).collect();
     assert_eq!(strides, [[0, 3, 1]; 2]);
+}
+
+/// The products of a plan.
+fn products(lowered: &Lowered) -> Vec<&LinearStep> {
+    let steps = lowered.plan.steps.iter();
+    steps
+        .filter_map(|step| match step {
+            Task::Linear(l) => Some(l),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The plan of both products of a backward pass that read a gradient of `columns` columns.
+fn backward(gradient: &str, columns: usize, more: &str) -> Lowered {
+    let text = format!(
+        "(let g {gradient})\n(tuple (mm g w:bf16[{columns},768]) (mm (permute g [1,0]) h:bf16[512,768]) {more})"
+    );
+    lowered_with(&text, if more.is_empty() { 2 } else { 3 }, &Wish::on(CUDA))
+}
+
+#[test]
+fn a_region_writes_rows_that_products_read_fast() {
+    for (columns, padded) in [(513, 520), (1001, 1008), (30522, 30528), (50257, 50264)] {
+        let cast = format!("(reshape (cast (mul x:[2,256,{columns}] s:[256,1]) bf16) [512,{columns}])");
+        let lowered = backward(&cast, columns, "");
+        let Task::Region(region) = &lowered.plan.steps[0] else {
+            panic!("{:?}", lowered.plan.steps);
+        };
+        // The dimension that is summed over, and columns that are rows of the result, are as many as before.
+        let [g_w, g_h] = products(&lowered)[..] else {
+            panic!("{:?}", lowered.plan.steps);
+        };
+        let sizes = |l: &LinearStep| (l.m, l.sizes(&lowered.plan.values[l.w].shape));
+        assert_eq!((sizes(g_w), g_w.x_stride), ((512, Some((768, columns))), padded));
+        assert_eq!((sizes(g_h), g_h.x_stride), ((columns, Some((768, 512))), padded));
+        assert!(g_h.gradient.x_transposed);
+        for l in [g_w, g_h] {
+            assert_eq!(l.x.value, region.outputs[0]);
+            assert_eq!(
+                (&l.x.shape[..], &l.x.strides[..]),
+                (&[512, columns][..], &[padded as isize, 1][..])
+            );
+        }
+        assert_eq!(region.shape, [2, 256, padded]);
+        assert_eq!(lowered.plan.values[region.outputs[0]].shape, region.shape);
+        // What repeats along a row needs no bounds.
+        let within = Read::Within {
+            before: vec![0; 3],
+            sizes: vec![2, 256, columns],
+            outside: Scalar::Float(0.0),
+        };
+        assert_eq!(region.reads, [within, Read::Plain]);
+    }
+}
+
+#[test]
+fn rows_are_copied_where_others_see_them() {
+    let copied = |lowered: &Lowered| {
+        let product = products(lowered)[0].x.clone();
+        let copies = lowered.plan.steps.iter().filter_map(|s| match s {
+            Task::Region(r) if r.outputs == [product.value] => Some((r.region.is_input(), r.shape.clone())),
+            _ => None,
+        });
+        assert!(products(lowered).iter().all(|l| l.x.value == product.value));
+        copies.collect::<Vec<_>>()
+    };
+    // A gradient that is given, one that torch computes, one that a region reads, too.
+    for gradient in [
+        "g:bf16[512,1001]",
+        "(cumsum x:bf16[512,1001] -1)",
+        "(exp x:bf16[512,1001])",
+    ] {
+        let lowered = backward(gradient, 1001, "(sub g (softmax g -1))");
+        assert_eq!(copied(&lowered), [(true, vec![512, 1008])], "{gradient}");
+    }
+    // A result lies as before.
+    let lowered = backward("(exp x:bf16[512,1001])", 1001, "g");
+    assert_eq!(copied(&lowered), [(true, vec![512, 1008])]);
+    assert_eq!(lowered.plan.values[lowered.plan.outputs[2]].numel(), 512 * 1001);
+}
+
+#[test]
+fn rows_of_other_products_stay_as_they_are() {
+    let strides = |text: &str| {
+        let lowered = lowered(text);
+        products(&lowered).iter().map(|l| l.x_stride).collect::<Vec<_>>()
+    };
+    // Rows of the weight begin anywhere, too.
+    assert_eq!(
+        strides("(tuple (linear w:bf16[768,1001] none (exp x:bf16[512,1001])))"),
+        [1001]
+    );
+    // So do those of the result.
+    assert_eq!(strides("(tuple (mm (exp x:bf16[512,1001]) w:bf16[1001,769]))"), [1001]);
+    // All begin at multiples of 16 bytes.
+    assert_eq!(strides("(tuple (mm (exp x:bf16[512,1000]) w:bf16[1000,768]))"), [1000]);
+    // Too short, too few multiplications, another element type.
+    assert_eq!(strides("(tuple (mm (exp x:bf16[4096,129]) w:bf16[129,768]))"), [129]);
+    assert_eq!(strides("(tuple (mm (exp x:bf16[16,1001]) w:bf16[1001,768]))"), [1001]);
+    assert_eq!(strides("(tuple (mm (exp x:[512,1001]) w:[1001,768]))"), [1001]);
+    // A copy would cost more than it saves.
+    assert_eq!(strides("(tuple (mm x:bf16[8192,1001] w:bf16[1001,128]))"), [1001]);
+    assert_eq!(strides("(tuple (mm (exp x:bf16[8192,1001]) w:bf16[1001,128]))"), [1008]);
 }

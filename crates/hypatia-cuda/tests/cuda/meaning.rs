@@ -141,6 +141,26 @@ const PROGRAMS: &[(&str, Holds)] = &[
     ),
 ];
 
+/// The same of products that are large enough for longer rows.
+const LARGE: &[(&str, Holds)] = &[
+    // Rows that begin anywhere are written longer, for products and for sums over them ...
+    (
+        "(let g (mul (exp x:bf16[128,517]) s:bf16[128,1]))
+(tuple (mm g w:bf16[517,1024]) (mm (permute g [1,0]) h:bf16[128,1024]) (sum g [-2] false))",
+        |s| matches!(s, Task::Linear(l) if (l.x_stride, l.m) == (520, 128)),
+    ),
+    (
+        "(let g (reshape (softmax x:bf16[2,64,517] -1) [128,517]))
+(tuple (mm g w:bf16[517,1024]) (mm (permute g [1,0]) h:bf16[128,1024]))",
+        |s| matches!(s, Task::Rows(r) if r.dense == [64 * 520, 520, 1]),
+    ),
+    // ... and copied where others see them.
+    (
+        "(tuple (mm g:bf16[128,517] w:bf16[517,1024]) (mm (permute g [1,0]) h:bf16[128,1024]) (exp g))",
+        |s| matches!(s, Task::Region(r) if r.shape == [128, 520]),
+    ),
+];
+
 /// Whether a step is a region that reads an input so.
 fn is_read(step: &Task, how: fn(&Read) -> bool) -> bool {
     matches!(step, Task::Region(r) if r.reads.iter().any(how))
@@ -201,7 +221,16 @@ fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
 
 #[test]
 fn plans_for_a_gpu_compute_what_the_program_means() {
-    for (text, holds) in PROGRAMS {
+    compare(PROGRAMS);
+}
+
+#[test]
+fn products_over_longer_rows_compute_what_the_program_means() {
+    compare(LARGE);
+}
+
+fn compare(programs: &[(&str, Holds)]) {
+    for (text, holds) in programs {
         let (outputs, expected) = results(text, *holds);
         assert_eq!(outputs.len(), expected.len(), "{text}");
         for (ours, right) in outputs.iter().zip(&expected) {

@@ -13,6 +13,7 @@ mod joined;
 mod layouts;
 mod norms;
 mod numbers;
+mod padded;
 mod parts;
 mod pointwise;
 mod products;
@@ -291,6 +292,9 @@ impl<'a> Lowering<'a> {
         let (keeps, masks) = (self.keeps(), self.masks());
         wish.keep.iter().try_for_each(|at| self.keep(*at))?;
         wish.masked.iter().try_for_each(|at| self.mask(*at))?;
+        if self.can.pads_rows {
+            padded::pad_rows(&mut self.plan)?;
+        }
         Ok(Lowered {
             plan: self.plan,
             inputs: self.inputs,
