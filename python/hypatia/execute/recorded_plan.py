@@ -49,7 +49,7 @@ class Recorded:
         self._stream = _torch.cuda_stream(index)
         self._cache: RecordingCache[_Recording] = RecordingCache(room)
         if room.is_empty() and not changes:
-            self._record((), inputs)
+            self._record((), inputs, Counts())
 
     def __call__(self, stream: int, *inputs: torch.Tensor) -> Tensors | None:
         """The results; none if the plan is not for these inputs."""
