@@ -1,12 +1,13 @@
 """Decoding with a static cache: a step beside peers, and tokens a second of `generate`.
 
     make bench-decode                           or
-    python3 bench/decode.py [--model llama-1b qwen3-0.6b] [--forms eager ro hypatia] [--layers 16] [--json FILE]
+    python3 bench/decode.py [--model llama-1b qwen3-0.6b] [--forms eager ro hypatia] [--layers 16]
+                            [--json FILE]
 
 Every form has a process of its own. `step` is the time of a call that computes one token after `--context`
-others, many of them queued; `tokens/s` is `generate` with `cache_implementation="static"`, compiled before the
-clock starts. `same` is the share of its tokens that are eager's: weights are random, so two tokens are often
-equally likely but for roundings.
+others, many of them queued; `tokens/s` is `generate` with `cache_implementation="static"`, compiled before
+the clock starts. `same` is the share of its tokens that are eager's: weights are random, so two tokens are
+often equally likely but for roundings.
 """
 
 from __future__ import annotations
@@ -216,7 +217,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         why = "; ".join(str(row[key]) for key in ("reason", "no_step", "no_generate") if key in row)
         lines.append(
-            f"| {row['model']} | {row['form']} | {numbers[0]} | {numbers[1]} | {same} | {numbers[2]} | {why} |"
+            f"| {row['model']} | {row['form']} | {numbers[0]} | {numbers[1]} | {same} | {numbers[2]} "
+            f"| {why} |"
         )
     return "\n".join(lines)
 

@@ -263,7 +263,8 @@ def _try_plainer(
     if plainer is None:
         return
     both = {
-        name: counts.before(_calling(each, args)) for name, each in (("plan", plan), ("plainer plan", plainer))
+        name: counts.before(_calling(each, args))
+        for name, each in (("plan", plan), ("plainer plan", plainer))
     }
     again = timing.timed(both, SECONDS, device).taken
     if again["plainer plan"] < again["plan"]:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .changes import note_changes
-from .changes import Counts
+from .changes import Counts, note_changes
 from .cuda_graph import CopiesOut, CudaGraph
 
 Tensors = Sequence[torch.Tensor]
