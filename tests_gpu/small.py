@@ -15,12 +15,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 def trained(model: Any, x: Any) -> None:
     """Three steps of training by plans, compared with float64."""
+    import forms
     import test_training
 
     import hypatia
 
     call = hypatia.compile(model)
-    with test_training.preferring():
+    with forms.winning("plain"):
         for _ in range(3):
             test_training._assert_right(model, call, (x,))
 

@@ -9,21 +9,16 @@ from typing import Any
 from unittest import mock
 
 import torch
-from test_recordings import recorded
+from forms import recorded, winning
 from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import binding, cuda_graph, recorded_plan, timing
+from hypatia.execute import binding, cuda_graph, recorded_plan
 from hypatia.frontend.dynamo import collecting
 
 STEPS, ROOM = 8, 16
 """Tokens that are decoded, and places in a cache."""
-
-
-def planned() -> Any:
-    """Plans run, whether they are faster or not."""
-    return mock.patch.object(timing, "instead", lambda forms: {n: 1.0 + (n != "plan") for n in forms})
 
 
 @contextlib.contextmanager
@@ -121,7 +116,7 @@ def check_plans() -> str:
             model = Decoder(dtype, buffers=buffers)
             twin = copy.deepcopy(model)
             call = torch.compile(model, backend="hypatia")
-            with planned(), collecting() as reports, counted() as replays:
+            with winning(), collecting() as reports, counted() as replays:
                 for turn in range(3):
                     # Each time with caches elsewhere, which begin anew.
                     ours, theirs = ([] if buffers else model.caches(dtype) for _ in range(2))
@@ -144,7 +139,7 @@ def check_steps() -> str:
 
     torch.compiler.reset()
     model = Decoder(torch.bfloat16, buffers=False)
-    with torch.no_grad(), planned(), mock.patch.object(binding.Binding, "_describe", noted):
+    with torch.no_grad(), winning(), mock.patch.object(binding.Binding, "_describe", noted):
         call = torch.compile(model, backend="hypatia")
         x = torch.randn(2, 1, 64, device="cuda", dtype=torch.bfloat16)
         call(x, torch.tensor([0], device="cuda"), *model.caches(torch.bfloat16))
@@ -172,7 +167,7 @@ def check_graphs() -> str:
 
 def check_direct() -> str:
     """hypatia.compile, with caches that are buffers."""
-    for form in (planned, recorded):
+    for form in (winning, recorded):
         torch.manual_seed(0)
         model = Decoder(torch.float32, buffers=True)
         twin = copy.deepcopy(model)
@@ -199,7 +194,7 @@ def check_addresses_in_turns() -> str:
     twin = copy.deepcopy(model)
     call = torch.compile(model, backend="hypatia")
     pairs = [(model.caches(torch.float32), model.caches(torch.float32)) for _ in range(20)]
-    with planned(), torch.no_grad():
+    with winning(), torch.no_grad():
         for i in range(STEPS):
             for ours, theirs in pairs:
                 x, at = torch.randn(2, 1, 64, device="cuda"), torch.tensor([i], device="cuda")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_training import preferring
+from forms import winning
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 def _assert_same(f: Callable[[torch.Tensor], torch.Tensor], ordinary: torch.Tensor, x: torch.Tensor) -> None:
     """A later call has eager's bits, but for what kind of NaN is where."""
-    with torch.no_grad(), preferring("plan"):
+    with torch.no_grad(), winning("plan"):
         compiled = hypatia.compile(Model(f), ordinary.cuda())
         result, eager = compiled(x.cuda()), f(x.cuda())
     assert result.dtype == eager.dtype

@@ -10,31 +10,41 @@ from typing import Any
 from unittest import mock
 
 import torch
+from forms import winning
 from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import native, timing
+from hypatia.compiler import pipeline
+from hypatia.execute import native
 from hypatia.frontend.dynamo import collecting
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
 
 def _compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
-    """The model by its plan, whether that is faster or not; a failing plan is an error."""
+    """The model by its plan, whether that is faster or not; a failing plan is an error, and so is all that
+    the compiler would pass over."""
 
     def failed(self: native.NativeGraph, error: Exception, args: Any) -> Any:
         raise error
 
     with (
-        mock.patch.object(timing, "instead", lambda forms: {n: float(n != "plan") for n in forms}),
+        winning("plan"),
+        mock.patch.object(pipeline, "raise_errors", True),
         mock.patch.object(native.NativeGraph, "_failed", failed),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error", hypatia.VerificationWarning)
         compiled = hypatia.compile(model, *inputs, **options)
-    assert compiled._last.native is not None, "there is no plan"
-    assert compiled._last.native.__self__.native, "the plan failed"
+    last = compiled._last
+    assert last.native is not None, f"there is no plan: {_said(last.report)}"
+    assert last.native.__self__.native, f"the plan failed: {_said(last.report)}"
     return compiled
+
+
+def _said(report: Any) -> str:
+    """Why a model has no plan."""
+    return "the model was not compiled" if report is None else f"{report.no_plan or report.kept}\n{report}"
 
 
 def _assert_right(result: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
@@ -302,7 +312,7 @@ def check_through_torch_compile() -> str:
     for dtype in (torch.float32, torch.bfloat16):
         model, x = Layers(F.gelu).cuda().to(dtype).eval(), torch.randn(8, 32, device="cuda").to(dtype)
         compiled = torch.compile(model, backend="hypatia_plans")
-        with torch.no_grad():
+        with winning("plan"), torch.no_grad():
             for _ in range(3):
                 _assert_right(compiled(x), model, x)
     return None

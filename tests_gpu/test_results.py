@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from forms import winning
 from test_plans import _assert_right, _compiled
 from torch import nn
 from torch.nn import functional as F
@@ -222,12 +223,13 @@ def check_weights_and_sizes() -> str:
         model.head.weight.data = model.head.weight.data.flip(0).contiguous()
         for _ in range(5):
             _assert_right(compiled(x), model, x)
-        for batch in (4, 5, 8, 4, 5, 5, 4):
-            tokens = _tokens(ODD, batch)
-            kept = compiled(tokens)
-            for _ in range(3):
-                _assert_right(compiled(tokens), model, tokens)
-            _assert_right(kept, model, tokens)
+        with winning("plan"):
+            for batch in (4, 5, 8, 4, 5, 5, 4):
+                tokens = _tokens(ODD, batch)
+                kept = compiled(tokens)
+                for _ in range(3):
+                    _assert_right(compiled(tokens), model, tokens)
+                _assert_right(kept, model, tokens)
     return ""
 
 
@@ -235,7 +237,7 @@ def check_backend() -> str:
     """torch.compile."""
     model, x = _language(ODD)
     torch.compiler.reset()
-    with torch.no_grad():
+    with winning("plan"), torch.no_grad():
         call = torch.compile(model, backend="hypatia")
         for _ in range(4):
             tokens = torch.randint_like(x, 0, ODD)
@@ -321,7 +323,7 @@ def check_changes_of_inputs() -> str:
         made(self, *args)
         recordings.append(self)
 
-    with torch.no_grad(), mock.patch.object(recorded_plan._Recording, "__init__", noted):
+    with winning("plan"), torch.no_grad(), mock.patch.object(recorded_plan._Recording, "__init__", noted):
         compiled = hypatia.compile(model, x, seen)
         before = seen.clone()
         for i in range(6):
@@ -329,5 +331,6 @@ def check_changes_of_inputs() -> str:
             result = compiled(tokens, seen)
             torch.testing.assert_close(seen, before + i + 1)
             torch.testing.assert_close(result, model.head(model.hidden(tokens)), rtol=2e-2, atol=2e-2)
+    assert recordings
     assert all(None not in r._early for r in recordings)
     return f"{len(recordings)} recordings"

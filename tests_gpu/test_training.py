@@ -6,24 +6,16 @@ import copy
 import gc
 import warnings
 from typing import Any
-from unittest import mock
 
 import torch
+from forms import winning
 from test_plans import BETWEEN, Layers
 from torch import nn
 
 import hypatia
-from hypatia.execute import native, timing
+from hypatia.execute import native
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
-
-
-def preferring(form: str = "plain") -> Any:
-    """Plans run, and steps in this form, whether that is faster or not."""
-    order = [form, "plan", "plain", "masked", "recorded", "torch's, recorded", "graph", "eager"]
-    return mock.patch.object(
-        timing, "instead", lambda forms: {n: 1.0 + order.index(n) if n in order else 99.0 for n in forms}
-    )
 
 
 def _gradients(call: Any, model: nn.Module, inputs: Any, g: torch.Tensor) -> list[torch.Tensor]:
@@ -116,7 +108,7 @@ def check_mlps() -> str:
                 model, inputs = shape.workload().build(dtype, "cuda")
                 model.train().requires_grad_()
                 call = hypatia.compile(model)
-                with preferring(form):
+                with winning(form):
                     try:
                         for _ in range(4):
                             if dtype is torch.float32:
@@ -142,7 +134,7 @@ def check_layers() -> str:
             model, x = Layers(between).cuda().to(dtype), torch.randn(8, 32, device="cuda").to(dtype)
             call = hypatia.compile(model)
             try:
-                with preferring():
+                with winning("plain"):
                     for _ in range(3):
                         _assert_right(model, call, (x,))
             except Exception as error:
@@ -152,7 +144,7 @@ def check_layers() -> str:
         for dtype in (torch.float32, torch.bfloat16):
             model = nn.Sequential(nn.Linear(k, 19), nn.ReLU(), nn.Linear(19, n)).cuda().to(dtype)
             call = hypatia.compile(model)
-            with preferring():
+            with winning("plain"):
                 for _ in range(3):
                     _assert_right(model, call, (torch.randn(m, k, device="cuda").to(dtype),))
             done += 1
@@ -179,7 +171,7 @@ def check_single_rows_and_columns() -> str:
             model = nn.Sequential(nn.Linear(4, terms), _Sum(terms, columns)).cuda()
             call = hypatia.compile(model)
             x = torch.randn(shape, device="cuda")
-            with preferring(), warnings.catch_warnings():
+            with winning("plain"), warnings.catch_warnings():
                 warnings.simplefilter("error", hypatia.VerificationWarning)
                 for _ in range(3):
                     _assert_right(model, call, (x,))
@@ -193,7 +185,7 @@ def check_differences() -> str:
         torch.manual_seed(1)
         model, x = Layers(BETWEEN[name]).cuda(), torch.randn(8, 32, device="cuda", requires_grad=True)
         call = hypatia.compile(model)
-        with preferring():
+        with winning("plain"):
             for _ in range(3):
                 y = call(x)
                 weights = torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)
@@ -225,7 +217,7 @@ def _passes_of(form: str) -> tuple[nn.Module, Any, torch.Tensor]:
     model = Layers(between).cuda()
     call = hypatia.compile(model)
     x = torch.randn(8, 32, device="cuda")
-    with preferring(form):
+    with winning(form):
         for _ in range(3):
             call(x).sum().backward()
     assert form in call._last_training.step.times or form == "plain"
@@ -316,7 +308,7 @@ def check_optimizers_and_threads() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         x, y = torch.randn(64, 32, device="cuda"), torch.randn(64, 16, device="cuda")
         losses = []
-        with preferring():
+        with winning("plain"):
             for _ in range(50):
                 optimizer.zero_grad()
                 loss = (call(x) - y).square().mean()
@@ -348,7 +340,7 @@ def check_fused_modules() -> str:
             plain = nn.Sequential(
                 *[m for part in parts for m in (part, nn.ReLU())][: None if len(parts) == 1 else -1]
             )
-            with preferring():
+            with winning("plain"):
                 for _ in range(3):
                     got, want = model(x), plain(x)
                     torch.testing.assert_close(got, want)
@@ -390,7 +382,7 @@ def check_norms() -> str:
                 x = torch.randn(rows, width, device="cuda").to(dtype)
                 call = hypatia.compile(model)
                 try:
-                    with preferring():
+                    with winning("plain"):
                         for _ in range(3):
                             _assert_right(model, call, (x,))
                     graphs = [p.latest() for p in call._last_training.step._graphs]
@@ -414,7 +406,7 @@ def check_both_passes_as_one_call() -> str:
         model, x = Layers(torch.relu, 512).cuda().to(dtype), torch.randn(64, 32, device="cuda").to(dtype)
         call = hypatia.compile(model)
         target = torch.randn_like(model(x)).detach()
-        with preferring():
+        with winning("plain"):
             for _ in range(4):
                 model.zero_grad(set_to_none=True)
                 for _ in range(2):
@@ -440,7 +432,7 @@ def check_transformers() -> str:
         model, inputs = WORKLOADS[name].build(torch.bfloat16, "cuda")
         model.train().requires_grad_()
         call = hypatia.compile(model)
-        with preferring():
+        with winning("plain"):
             for _ in range(3):
                 _assert_right(model, lambda *i, call=call: _first(call(*i)), inputs)
         graphs = [p.latest() for p in call._last_training.step._graphs]
@@ -477,7 +469,7 @@ def check_leaks() -> str:
     """Two thousand steps leave no memory behind."""
     model, x = Layers(torch.relu).cuda(), torch.randn(8, 32, device="cuda")
     call = hypatia.compile(model)
-    with preferring():
+    with winning("plain"):
         for i in range(2100):
             model.zero_grad(set_to_none=True)
             call(x).sum().backward()
@@ -522,7 +514,7 @@ def _train_beside(make: Any, x: torch.Tensor, form: str) -> list[str]:
     twin = copy.deepcopy(model)
     call = hypatia.compile(model)
     optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin)]
-    with preferring(form):
+    with winning(form):
         for i in range(10):
             for m, optimizer in zip((call, twin), optimizers, strict=True):
                 torch.manual_seed(i)

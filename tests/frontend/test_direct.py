@@ -246,7 +246,9 @@ def test_a_recording_is_for_the_sizes_of_its_graph(monkeypatch: pytest.MonkeyPat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.exp().sum(0) / x.shape[0]
 
-    def recorded(forms: Any, device: Any, *, plan: Any = None, args: Any = (), record: Any = None) -> Any:
+    def recorded(
+        forms: Any, device: Any, *, plan: Any = None, args: Any = (), record: Any = None, counts: Any = None
+    ) -> Any:
         assert record is not None
         record("eager")
         if plan is not None:

@@ -95,3 +95,17 @@ def test_a_tensor_in_place_of_a_number_is_of_the_wrong_kind() -> None:
     result = judge.judge("y", torch.ones(2), 3, None)
     assert not result.ok
     assert "instead of int" in result.type
+
+
+@pytest.mark.parametrize(("roundings", "right"), [(1.5, True), (4.0, False)])
+def test_a_variance_of_equal_numbers_has_the_square_of_a_rounding(roundings: float, right: bool) -> None:
+    """It is zero in eager; where its mean is rounded otherwise, it is not quite."""
+    x = torch.full((8,), 3.7)
+    square = (roundings * torch.finfo(torch.float32).eps / 3.7) ** 2
+    assert _compared(lambda x: (torch.var(1 / x),), (x,), lambda t: t + square).ok is right
+
+
+def test_a_jump_is_not_taken_for_the_square_of_a_rounding() -> None:
+    """The numbers are more than a rounding away from where the result jumps."""
+    x = torch.full((8,), 1 + 3 * torch.finfo(torch.float32).eps)
+    assert not _compared(lambda x: (torch.floor(x * 1.0) + x,), (x,), lambda t: t - 1).ok

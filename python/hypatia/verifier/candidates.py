@@ -20,7 +20,8 @@ from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
 from ..execute.changes import Counts, RandomState
 from ..timeline import CALL, stage
-from .compare import Comparer, References, gradients
+from .compare import Comparer, References
+from .gradients import gradients_of
 from .memory import memory_allowed
 from .reference import devices_of
 
@@ -125,7 +126,7 @@ class CheckedCall:
             results = self._held(results)
             if self.training:
                 # Now, before buffers that autograd remembers are put back.
-                mine = gradients(self._by_node(results), self.comparer.leaves.values())
+                mine = gradients_of(self._by_node(results), self.comparer.leaves.values())
         except Exception as error:
             return Attempt(None, None, f"{type(error).__name__}: {error}", error)
         finally:

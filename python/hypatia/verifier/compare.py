@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..capture.op_facts import changes_inputs, name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
 from ..execute.changes import RandomState
+from .gradients import gradients_of
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
 from .reference import Script, Stream
@@ -25,8 +26,8 @@ SHORT_SHIFTS = 2.0
 SHORT_FLIPS = 2.0
 """Roundings of 16 bits that may decide about a whole number, such as the place of a maximum."""
 
-NUDGES = 4
-"""How many times inputs and results of ops are nudged."""
+NUDGES, HALF = 4, 0.5
+"""How many times inputs and results of ops are nudged, and by how many roundings."""
 
 MOST_SHIFT = 64.0
 """Roundings of the largest value, or of one, that a gradient may move by when results of ops are nudged."""
@@ -206,27 +207,50 @@ class Comparer:
         if not wrong:
             return
         before = {n: r.allowed for n, (r, _) in wrong.items()}
+        self._nudge(values, wrong, {n: (a, math.inf) for n, a in before.items()})
+        # At its least value a variance moves by the square of roundings: four of them do more than four times
+        # what one does, sixteen times at most. More than that is a jump.
+        squares = {n: (a, a + ULPS * (wrong[n][0].allowed - a)) for n, a in before.items()}
+        longer = {n: f for n, f in wrong.items() if is_float(values[n]) and not is_short(values[n])}
+        self._nudge(values, longer, squares, roundings=ULPS * HALF, times=1.0)
+        # Which of two numbers of 16 bits is larger, several roundings decide, and all that depends on it.
+        coarse = {n: f for n, f in wrong.items() if n in self.coarse and n in self._chosen}
+        self._nudge(values, coarse, {n: (a, math.inf) for n, a in before.items()}, roundings=SHORT_FLIPS)
+
+    def _nudge(
+        self,
+        values: dict[fx.Node, Any],
+        wrong: dict[fx.Node, tuple[Result, object]],
+        bounds: Mapping[fx.Node, tuple[float, float]],
+        *,
+        roundings: float = HALF,
+        times: float | None = None,
+    ) -> None:
+        """Allows results to be so many times as far from float64's as those move, on top of what was allowed
+        before, up to a bound."""
         for seed in range(NUDGES):
             # One run may move a single number hardly at all.
             wrong = {n: found for n, found in wrong.items() if not found[0].ok}
-            script = Script(self.gm, set(wrong))
-            stream = Stream(script, self.inputs, self.random, wide=True, nudge=True, seed=seed)
-            for node, moved in stream if wrong else ():
-                self._nudged(node, values[node], *wrong[node], moved, before[node])
-        # Which of two numbers of 16 bits is larger, several roundings decide, and all that depends on it.
-        chosen = self._chosen
-        coarse = {n: f for n, f in wrong.items() if not f[0].ok and n in self.coarse and n in chosen}
-        for seed in range(NUDGES) if coarse else ():
-            script = Script(self.gm, set(coarse))
+            if not wrong:
+                return
+            script, inputs = Script(self.gm, set(wrong)), self.inputs
             stream = Stream(
-                script, self.inputs, self.random, wide=True, nudge=True, roundings=SHORT_FLIPS, seed=seed
+                script, inputs, self.random, wide=True, nudge=True, roundings=roundings, seed=seed
             )
             for node, moved in stream:
-                self._nudged(node, values[node], *coarse[node], moved, before[node])
+                self._nudged(node, values[node], *wrong[node], moved, bounds[node], times)
 
     def _nudged(
-        self, node: fx.Node, mine: torch.Tensor, result: Result, exact: Any, moved: object, before: float
+        self,
+        node: fx.Node,
+        mine: torch.Tensor,
+        result: Result,
+        exact: Any,
+        moved: object,
+        bounds: tuple[float, float],
+        times: float | None,
     ) -> None:
+        before, most = bounds
         if not isinstance(moved, torch.Tensor):
             return
         if not is_float(moved):
@@ -234,7 +258,8 @@ class Comparer:
             result.ok = result.error <= result.allowed
             return
         shift = max((d[0] for d in distances(moved, exact, exact)), default=0.0)
-        result.allowed = max(result.allowed, before + (SHORT_SHIFTS if is_short(mine) else ULPS) * shift)
+        times = times or (SHORT_SHIFTS if is_short(mine) else ULPS)
+        result.allowed = max(result.allowed, min(before + times * shift, most))
         limit = limit_of(mine, result.scale)
         coarse = node in self.coarse or (self.tf32 and result.eager_error > limit)
         result.ok = result.error <= result.allowed and (coarse or result.to_eager <= limit)
@@ -255,11 +280,11 @@ class Comparer:
         return {n: v for n, v in values if v.is_leaf and v.requires_grad}
 
     def compare_gradients(self, mine: list[torch.Tensor | None], comparison: Comparison) -> None:
-        """Compares gradients of the leaves, as `gradients` gives them."""
+        """Compares gradients of the leaves, as `gradients_of` gives them."""
         leaves = self.leaves
         with torch.enable_grad():
             theirs, exact = (
-                gradients(dict(Stream(self.whole, self.inputs, self.random, wide=wide)), leaves.values())
+                gradients_of(dict(Stream(self.whole, self.inputs, self.random, wide=wide)), leaves.values())
                 for wide in (False, True)
             )
         for place, (node, ours, eager, truth) in enumerate(zip(leaves, mine, theirs, exact, strict=True)):
@@ -297,21 +322,7 @@ class Comparer:
         with torch.enable_grad():
             # Inputs stay: at a tie, where a gradient jumps, it must be eager's.
             stream = Stream(self.whole, self.inputs, self.random, wide=True, nudge=True, nudge_inputs=False)
-            return gradients(dict(stream), self.leaves.values())
-
-
-def gradients(results: Mapping[fx.Node, object], leaves: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
-    total: torch.Tensor | float = 0.0
-    for node, result in sorted(results.items(), key=lambda item: item[0].name):
-        dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
-        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
-            weights = torch.randint(1, 17, result.shape, generator=dice).to(result) / 16
-            total = total + (result * weights).sum().double()
-    wanted = list(leaves)
-    if not isinstance(total, torch.Tensor) or not wanted:
-        return [None] * len(wanted)
-    return list(torch.autograd.grad(total, wanted, allow_unused=True))
+            return gradients_of(dict(stream), self.leaves.values())
 
 
 def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:

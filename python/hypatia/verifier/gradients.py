@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from .._torch import pytree
 
@@ -20,6 +21,22 @@ def differentiable(results: object) -> list[torch.Tensor]:
     """The results that a backward pass can start from."""
     leaves = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
     return [t for t in leaves if t.requires_grad]
+
+
+def gradients_of(
+    results: Mapping[fx.Node, object], leaves: Iterable[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients of a weighted sum of results; the weights are the same in every precision and order."""
+    total: torch.Tensor | float = 0.0
+    for node, result in sorted(results.items(), key=lambda item: item[0].name):
+        dice = torch.Generator().manual_seed(zlib.crc32(node.name.encode()))
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+            weights = torch.randint(1, 17, result.shape, generator=dice).to(result) / 16
+            total = total + (result * weights).sum().double()
+    wanted = list(leaves)
+    if not isinstance(total, torch.Tensor) or not wanted:
+        return [None] * len(wanted)
+    return list(torch.autograd.grad(total, wanted, allow_unused=True))
 
 
 class WithGradients(nn.Module):
