@@ -209,6 +209,14 @@ def gathered_parameters() -> set[int] | None:
         return None
 
 
+def inductor_pools() -> list[object]:
+    """The pools of threads in which Inductor compiles, as far as there are some: they run no ops."""
+    compiling = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    pools = [getattr(compiling, name, None) for name in ("pool", "thread_pool")]
+    # Asked for a pool that is not there, they would make one.
+    return [p() for p in pools if p is not None and hasattr(p, "cache_info") and p.cache_info().currsize]
+
+
 @functools.cache
 def optional(name: str) -> Any:
     """What a name stands for; none where torch does not have it."""

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 _recording = threading.Lock()
 
+_OF_LIBRARIES = ("_pin_memory_loop", "InductorSubproc")
+"""In the names of threads that run no ops of torch's."""
+
 _TRIES = 3
 """How often a recording is begun that another thread ends."""
 
@@ -111,10 +114,18 @@ class CudaGraph(Generic[_T]):
 
 
 def _is_alone() -> bool:
-    """Whether no other thread can draw random numbers on a GPU: those of a loader of data do not."""
+    """Whether no other thread can draw random numbers on a GPU."""
     own = threading.current_thread()
-    others = [t for t in threading.enumerate() if t is not own]
-    return all("_pin_memory_loop" in t.name or type(t).__name__ == "TMonitor" for t in others)
+    return all(t is own or _never_draws(t) for t in threading.enumerate())
+
+
+def _never_draws(thread: threading.Thread) -> bool:
+    """Whether a thread is one that loads data, shows progress, or waits for Inductor's compilers."""
+    if type(thread).__name__ == "TMonitor" or any(name in thread.name for name in _OF_LIBRARIES):
+        return True
+    given: tuple[Any, ...] = getattr(thread, "_args", ())
+    pool = given[0]() if given and isinstance(given[0], weakref.ref) else None
+    return pool is not None and any(pool is known for known in _torch.inductor_pools())
 
 
 def is_recordable_here(index: int) -> bool:

@@ -69,6 +69,7 @@ pub(super) struct Reference<'a> {
     stream: Stream,
     places: Places,
     fill: Function,
+    spoil: Function,
     product: Function,
     compare: Function,
     compare_sums: Function,
@@ -83,6 +84,7 @@ impl<'a> Reference<'a> {
             stream,
             places,
             fill: module.function("fill")?,
+            spoil: module.function("spoil")?,
             product: module.function("product")?,
             compare: module.function("compare")?,
             compare_sums: module.function("compare_sums")?,
@@ -114,6 +116,15 @@ impl<'a> Reference<'a> {
             unsafe { self.fill.launch(self.stream, spread(len), 256, &arguments)? };
         }
         let ([left_row, left_step], [right_step, right_column]) = (steps(&p.left), steps(&p.right));
+        if p.n > 1 && p.epilogue.sums().is_none() {
+            // A column of the result is NaN then, and must stay so.
+            let spoiled = (p.n / 3 * right_column + p.k / 2 * right_step) as u64;
+            // SAFETY: promised by the caller; the element is one of the first matrix.
+            unsafe {
+                self.spoil
+                    .launch(self.stream, [1, 1, 1], 1, &[at.right, spoiled, input])?
+            };
+        }
         let residual = p.residual.unwrap_or(p.out);
         let blocks = [p.n.div_ceil(64) as u32, p.m.div_ceil(64) as u32, p.batch as u32];
         let mut product = vec![at.left, at.right, at.residual, self.places.sums, input, output];

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What follows in the first line: another one is another format.
-const VERSION: &str = "1}";
+const VERSION: &str = "2}";
 /// Bytes of a file; the oldest entries give way.
 pub(super) const LIMIT: usize = 4 << 20;
 

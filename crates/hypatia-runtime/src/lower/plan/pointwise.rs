@@ -5,7 +5,7 @@ use hypatia_core::attr::Attr;
 use hypatia_core::ir::node::Op;
 use hypatia_core::ops::promote;
 use hypatia_core::ty::{DType, Ty};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::activations::is_activation;
 use super::reads::some_reads;
@@ -71,12 +71,12 @@ impl Lowering<'_> {
     pub(super) fn widen_where_read(&mut self, order: &[Id]) {
         let mut readers: FxHashMap<Id, Vec<Id>> = FxHashMap::default();
         for id in order.iter().chain([&self.program.root]) {
-            let children: FxHashSet<Id> = self.program.node(*id).children.iter().copied().collect();
-            for child in children.into_iter().filter(|c| self.widens(*c)) {
-                readers.entry(child).or_default().push(*id);
+            for child in &self.program.node(*id).children {
+                readers.entry(*child).or_default().push(*id);
             }
         }
-        for (cast, readers) in readers {
+        for cast in order.iter().copied().filter(|id| self.widens(*id)) {
+            let readers = readers.get(&cast).map_or(&[][..], Vec::as_slice);
             let shape = self.shape(cast).ok();
             let of_shape = |id: Id| self.shape(id).ok().map(|s| s.0) == shape.as_ref().map(|s| s.0.clone());
             let takes = |reader: &Id| {
