@@ -177,7 +177,31 @@ fn reads() -> Vec<Kernel> {
         let inputs = [strided(DType::BF16, &x), strided(DType::I64, &index), dense.clone()];
         kernels.push(reading(&sum, &shape, &inputs, &at(stride, 40), from_ref(&dense)).unwrap());
     }
+    kernels.push(longer_rows());
     kernels
+}
+
+/// A gradient of logits that gets longer rows, so that products of 16 bits read them fast.
+fn longer_rows() -> Kernel {
+    let code = vec![
+        Instruction::new(Op::Mul, [0, 1]),
+        Instruction::new(Op::Cast(DType::BF16), [2]),
+    ];
+    let scaled = Region::new(&[DType::F32; 2], code, &[3], Rounding::EveryOp).unwrap();
+    let within = Read::Within {
+        before: vec![0, 0],
+        sizes: vec![4096, 50257],
+        outside: Scalar::Float(0.0),
+    };
+    let inputs = [strided(DType::F32, &[50257, 1]), strided(DType::F32, &[1, 0])];
+    let (shape, reads) = ([4096, 50264], [within, Read::Plain]);
+    let y = Operand::dense(DType::BF16, &shape);
+    reading(&scaled, &shape, &inputs, &reads, &[y]).unwrap()
+}
+
+#[test]
+fn longer_rows_are_written_16_bytes_at_a_time() {
+    insta::assert_snapshot!(longer_rows().source.strip_prefix(PRELUDE).unwrap());
 }
 
 #[test]

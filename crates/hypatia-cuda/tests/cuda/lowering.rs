@@ -704,6 +704,13 @@ fn rows_are_copied_where_others_see_them() {
         let lowered = backward(gradient, 1001, "(sub g (softmax g -1))");
         assert_eq!(copied(&lowered), [(true, vec![512, 1008])], "{gradient}");
     }
+    // Sums that come with no product read the copy, too.
+    let lowered = backward("g:bf16[512,1001]", 1001, "(vector_norm g [-2] 2.0 false)");
+    let sums = lowered.plan.steps.iter().find_map(|s| match s {
+        Task::Columns(c) => Some((c.x.value, c.x.strides.clone())),
+        _ => None,
+    });
+    assert_eq!(sums, Some((products(&lowered)[0].x.value, vec![1008, 1])));
     // A result lies as before.
     let lowered = backward("(exp x:bf16[512,1001])", 1001, "g");
     assert_eq!(copied(&lowered), [(true, vec![512, 1008])]);

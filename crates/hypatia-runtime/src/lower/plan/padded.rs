@@ -195,6 +195,17 @@ impl Odd {
                 self.point(l, copy);
             }
         }
+        // What is read by sums, too, need not stay until then.
+        for at in self.products[0]..plan.steps.len() {
+            let summed = matches!(&plan.steps[at], Task::Columns(c)
+                if c.x.value == self.value && is_whole(plan, &c.x, self.columns));
+            if let Task::Columns(c) = &mut plan.steps[at]
+                && summed
+            {
+                c.x.value = copy;
+                self.spread(&mut c.x);
+            }
+        }
         plan.steps.insert(self.products[0], Task::Region(Box::new(step)));
         Ok(copy)
     }
