@@ -75,7 +75,7 @@ impl Lowering<'_> {
                 readers.entry(*child).or_default().push(*id);
             }
         }
-        for cast in order.iter().copied().filter(|id| self.widens(*id)) {
+        for cast in order.iter().copied() {
             let readers = readers.get(&cast).map_or(&[][..], Vec::as_slice);
             let shape = self.shape(cast).ok();
             let of_shape = |id: Id| self.shape(id).ok().map(|s| s.0) == shape.as_ref().map(|s| s.0.clone());
@@ -86,7 +86,7 @@ impl Lowering<'_> {
                 rows || region && of_shape(*reader)
             };
             let free = !self.inside[usize::from(cast)] && !self.tails.contains_key(&cast);
-            if readers.len() > 1 && free && readers.iter().all(takes) {
+            if self.widens(cast) && readers.len() > 1 && free && readers.iter().all(takes) {
                 self.inside[usize::from(cast)] = true;
             }
         }
