@@ -174,3 +174,30 @@ def test_results_beside_the_loss_have_gradients() -> None:
             ask(*each(x, target)).backward()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_dropout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of the gradient and the mask is what torch's op computes, bit for bit."""
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(self.layer(x), 0.3).square().mean()
+
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(cross_entropy, "DEVICES", devices)
+        torch.manual_seed(0)
+        model = Dropping().to(dtype)
+        call = by_torch(model)
+        x = torch.randn(8, WIDTH, dtype=dtype)
+        for _ in range(2):
+            model.zero_grad()
+            torch.manual_seed(7)
+            call(x).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -8,14 +8,12 @@ and the gradient is one pointwise expression of them and of the logits.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from .._torch import detect_fake_mode, pytree
+from .graph_writer import Writer
 from .records import value_of
 
 aten = torch.ops.aten
@@ -26,8 +24,6 @@ DEVICES = ("cuda",)
 """Where regions compute the gradient; a CPU has no plans for training."""
 _MEAN, _SUM = 1, 2
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_META = ("stack_trace", "seq_nr", "partitioner_tag")
-"""What is said of a node that also holds for what stands in its place."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
@@ -106,26 +102,10 @@ def _with_detached(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-class _Writer:
-    """Adds calls to a graph, before a node, with their values."""
-
-    def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
-        self.graph, self.before = graph, before
-
-    def __call__(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(op, args, kwargs)
-        given = fx.node.map_arg((args, kwargs), value_of)
-        with detect_fake_mode(pytree.tree_leaves((given, value_of(self.before)))) or contextlib.nullcontext():
-            node.meta["val"] = op(*given[0], **given[1])
-        node.meta |= {k: v for k, v in self.before.meta.items() if k in _META}
-        return node
-
-
 def _rewrite(graph: fx.Graph, loss: _Loss) -> None:
     """Puts the same in other words into the graph."""
     row = _rows(graph, loss)
-    write = _Writer(graph, loss.forward)
+    write = Writer(graph, loss.forward)
     at = row.wide(write, write(aten.gather.default, row.logits, 1, row.place))
     log = write(aten.sub.Tensor, write(aten.sub.Tensor, at, row.most), row.total)
     each = write(aten.neg.default, write(aten.squeeze.dim, log, 1))
@@ -162,12 +142,12 @@ class _Rows(NamedTuple):
     number: fx.Node
     """How many rows count."""
 
-    def wide(self, write: _Writer, node: fx.Node) -> fx.Node:
+    def wide(self, write: Writer, node: fx.Node) -> fx.Node:
         return _cast(write, node, torch.float32)
 
 
 def _rows(graph: fx.Graph, loss: _Loss) -> _Rows:
-    write = _Writer(graph, loss.forward)
+    write = Writer(graph, loss.forward)
     logits = _narrow(write, loss.log.args[0])
     x = _cast(write, logits, torch.float32)
     most = write(aten.amax.default, x, [1], True)
@@ -181,7 +161,7 @@ def _rows(graph: fx.Graph, loss: _Loss) -> _Rows:
 
 def _write_gradient(graph: fx.Graph, loss: _Loss, row: _Rows, backward: fx.Node, gradient: fx.Node) -> None:
     """The gradient of the logits: probabilities, less one at the target."""
-    write = _Writer(graph, gradient)
+    write = Writer(graph, gradient)
     value = value_of(gradient)
     scale = _cast(write, backward.args[0], torch.float32)
     if loss.reduction == _MEAN:
@@ -205,11 +185,11 @@ def _write_gradient(graph: fx.Graph, loss: _Loss, row: _Rows, backward: fx.Node,
         narrow = above
 
 
-def _cast(write: _Writer, node: Any, dtype: torch.dtype) -> fx.Node:
+def _cast(write: Writer, node: Any, dtype: torch.dtype) -> fx.Node:
     return node if value_of(node).dtype == dtype else write(aten._to_copy.default, node, dtype=dtype)
 
 
-def _narrow(write: _Writer, logits: Any) -> fx.Node:
+def _narrow(write: Writer, logits: Any) -> fx.Node:
     """The logits before they were turned into float32, in the same shape."""
     source = logits
     while source.target in (*_VIEWS, aten._to_copy.default):

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
-from ..capture import constant_masks, cross_entropy, source_names, tangents, whole_attention
+from ..capture import constant_masks, joint_graph, source_names, tangents, whole_attention
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -195,7 +195,7 @@ def _partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's min-cut partition; what is read from an input that changes is kept for the backward graph,
     which would read it again too late."""
-    cross_entropy.take_apart(joint)
+    joint_graph.prepare(joint)
     stack = changed_inputs(joint)
     while stack:
         for user in stack.pop().users:
