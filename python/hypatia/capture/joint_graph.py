@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from . import cross_entropy
+from . import channels_last, cross_entropy
 from .graph_writer import Writer
 from .records import value_of
 
@@ -16,6 +16,7 @@ def prepare(joint: fx.GraphModule) -> None:
     """Writes ops in words that regions of a plan understand, in place."""
     cross_entropy.take_apart(joint)
     _take_dropout_apart(joint)
+    channels_last.turn_gradients_back(joint)
 
 
 def _take_dropout_apart(joint: fx.GraphModule) -> None:

@@ -16,7 +16,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
-from ..capture import constant_masks, joint_graph, source_names, tangents, whole_attention
+from ..capture import (
+    channels_last,
+    constant_masks,
+    joint_graph,
+    source_names,
+    tangents,
+    whole_attention,
+)
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
@@ -61,6 +68,8 @@ def hypatia(
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
     masks = constant_masks.simplified(gm)
     whole_attention.hide(gm)
+    if torch.is_grad_enabled():
+        channels_last.turned(gm)
     gm.recompile()
     _compile = functools.partial(
         _compile_part, collected=reports, passes=noted, inputs=source_names.inputs_of(gm), masks=masks

@@ -1,0 +1,98 @@
+"""Convolutional nets are trained with their channels last.
+
+Kernels for tensor cores read images that way. Of others, cuDNN makes such copies before every convolution and
+back behind it, in both passes, and torch's batch norms are slow. Where the images of a graph have their
+channels last from the first convolution on, torch's ops keep them so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph_writer import Writer
+from .records import value_of
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (torch.conv2d, torch.nn.functional.conv2d, aten.conv2d.default, aten.convolution.default)
+DEVICES = ("cuda",)
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def turned(gm: fx.GraphModule) -> int:
+    """Gives the convolutions of a graph their inputs with channels last, in place; says how many.
+
+    None is turned where a result is an image: it would lie in memory otherwise than the model's own.
+    """
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _CONVOLUTIONS]
+    if not found or not all(map(_can_turn, found)) or any(map(_is_image, _results(gm))):
+        return 0
+    if any(_is_image(n) and value_of(n).requires_grad for n in _inputs(gm)):
+        return 0
+    turns: dict[fx.Node, fx.Node] = {}
+    for node in found:
+        for read in (_argument(node, 0, "input"), _argument(node, 1, "weight")):
+            if read not in turns:
+                with gm.graph.inserting_before(node):
+                    turns[read] = gm.graph.call_method(
+                        "contiguous", (read,), {"memory_format": torch.channels_last}
+                    )
+                turns[read].meta = dict(read.meta)
+            node.replace_input_with(read, turns[read])
+    gm.recompile()
+    return len(found)
+
+
+def turn_gradients_back(joint: fx.GraphModule) -> None:
+    """Gradients of weights lie as the weights do: else autograd copies them one by one."""
+    primals = [n for n in joint.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents_")]
+    (output,) = joint.graph.find_nodes(op="output")
+    results: list[Any] = list(output.args[0])
+    places = range(len(results) - len(primals), len(results))
+    if len(results) < len(primals):
+        return
+    for place, primal in zip(places, primals, strict=True):
+        gradient = results[place]
+        if not isinstance(gradient, fx.Node) or gradient in primals or not _is_image(gradient):
+            continue
+        given, value = value_of(primal), value_of(gradient)
+        if value.shape == given.shape and given.is_contiguous() and not value.is_contiguous():
+            write = Writer(joint.graph, output)
+            results[place] = write(aten.clone.default, gradient, memory_format=torch.contiguous_format)
+            results[place].meta["partitioner_tag"] = "is_backward"
+    output.args = (type(output.args[0])(results),)
+
+
+def _argument(node: fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
+
+
+def _can_turn(node: fx.Node) -> bool:
+    """Whether a convolution is one of images on a GPU in 16 bits, not of each channel by itself."""
+    read = [_argument(node, 0, "input"), _argument(node, 1, "weight")]
+    if not all(isinstance(n, fx.Node) and _is_image(n) for n in read):
+        return False
+    image, weight = (value_of(n) for n in read)
+    is_grouped = image.shape[1] != weight.shape[1]
+    return image.device.type in DEVICES and image.dtype in _DTYPES and not is_grouped
+
+
+def _is_image(node: object) -> bool:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    """What is no weight of a convolution."""
+    weights = {_argument(n, 1, "weight") for n in gm.graph.nodes if n.target in _CONVOLUTIONS}
+    return [n for n in gm.graph.find_nodes(op="placeholder") if n not in weights]
+
+
+def _results(gm: fx.GraphModule) -> list[object]:
+    (output,) = gm.graph.find_nodes(op="output")
+    found: list[object] = []
+    fx.node.map_arg(output.args, found.append)
+    return found
