@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from .. import _native
-from .._torch import pytree
+from .._torch import OpOverload, pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
-from ..capture.op_facts import changes_inputs, in_place_form
+from ..capture.op_facts import changes_inputs, in_place_form, is_composite
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
 from ..options import Options
@@ -102,7 +102,17 @@ class Planner:
 
     def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
-        return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
+        return [torch_calls.call(*self._call(d), d["kept"], into=not self._resizes(d)) for d in described]
+
+    def _resizes(self, described: TorchCall) -> bool:
+        """Whether torch, asked to write a result into given memory, gives that another shape on the way, and
+        warns: a composite of vectors, such as a product with a matrix, is computed as one of matrices."""
+        if described["origin"] is None:
+            return False
+        node = self.captured.nodes[described["origin"]]
+        values = [value_of(n) for n in node.all_input_nodes]
+        vectors = any(isinstance(v, torch.Tensor) and v.dim() == 1 for v in values)
+        return vectors and isinstance(node.target, OpOverload) and is_composite(node.target)
 
     def _call(
         self, described: TorchCall
