@@ -102,17 +102,12 @@ class Planner:
 
     def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
-        return [torch_calls.call(*self._call(d), d["kept"], into=not self._resizes(d)) for d in described]
-
-    def _resizes(self, described: TorchCall) -> bool:
-        """Whether torch, asked to write a result into given memory, gives that another shape on the way, and
-        warns: a composite of vectors, such as a product with a matrix, is computed as one of matrices."""
-        if described["origin"] is None:
-            return False
-        node = self.captured.nodes[described["origin"]]
-        values = [value_of(n) for n in node.all_input_nodes]
-        vectors = any(isinstance(v, torch.Tensor) and v.dim() == 1 for v in values)
-        return vectors and isinstance(node.target, OpOverload) and is_composite(node.target)
+        found: list[str | Callable[..., None]] = []
+        for each in described:
+            target, args, kwargs = self._call(each)
+            into = not (each["is_vector"] and _resizes(target))
+            found.append(torch_calls.call(target, args, kwargs, each["kept"], into=into))
+        return found
 
     def _call(
         self, described: TorchCall
@@ -130,6 +125,12 @@ class Planner:
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
         return target, args, kwargs
+
+
+def _resizes(target: object) -> bool:
+    """Whether torch, asked to write a vector into given memory, gives that another shape on the way, and
+    warns: a composite may compute it as a row of a matrix."""
+    return isinstance(target, OpOverload) and is_composite(target)
 
 
 def planner_of(
