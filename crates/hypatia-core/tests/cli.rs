@@ -31,7 +31,13 @@ fn fuses_linear_and_relu() {
 #[test]
 fn the_readme_shows_what_it_prints() {
     let readme = std::fs::read_to_string(format!("{}/../../README.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let block = readme.split("```\n$ echo '").nth(1).unwrap().split("```").next().unwrap();
+    let block = readme
+        .split("```\n$ echo '")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
     let (program, shown) = block.split_once("' | hypatia-opt --explain\n").unwrap();
     let printed = String::from_utf8(run(&["--explain"], program).stdout).unwrap();
     let lines = |text: &str| -> Vec<String> {
