@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import hypatia
 from fuzz import keep
-from fuzz.case import Case, Entry, Plan
+from fuzz.case import FORMS, Case, Entry, Plan
 from fuzz.check import Outcome, run_case
 from fuzz.generate import case_of
 from fuzz.minimise import minimised
