@@ -192,9 +192,13 @@ class _Session:
         args, kwargs = twin(made)
         try:
             if self.compiled is None:
-                self.compiled = Compiled(self.entry, self.model, *twin(made))
+                examples = twin(made)
+                self.compiled = Compiled(self.entry, self.model, *examples)
+                _compare_untouched(self.model, before, examples, made)
                 _restore(self.model, before)
             ours = self._compiled_run(args, kwargs)
+        except FoundError:
+            raise
         except (hypatia.InputError, UnsupportedError) as error:
             if self.entry.name != "optimize":
                 raise FoundError("exception", _said(error, self.seen)) from error
@@ -382,6 +386,21 @@ def _compare(ours: Run, eager: Run, reference: Reference, *, lying: bool) -> Non
         said = judged(mine, reference, index)
         if said:
             raise FoundError("wrong", f"{name}: {said}")
+
+
+def _compare_untouched(model: nn.Module, before: dict[str, torch.Tensor], examples: Any, made: Any) -> None:
+    """Compiling leaves weights, buffers and example inputs as they were."""
+    for name, value in _state(model).items():
+        if name in before and not _same_bits(value, before[name]):
+            raise FoundError("wrong", f"compiling changed {name}")
+    pairs = zip(pytree.tree_leaves(examples), pytree.tree_leaves(made), strict=True)
+    for i, (ours, theirs) in enumerate(pairs):
+        if isinstance(ours, torch.Tensor) and not _same_bits(ours, theirs):
+            raise FoundError("wrong", f"compiling changed input {i}")
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(((left == right) | ((left != left) & (right != right))).all())
 
 
 def _compare_kind(name: str, mine: Any, theirs: torch.Tensor, *, lying: bool) -> None:

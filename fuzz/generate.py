@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from . import idioms, ops, patterns, views
+from . import counts, idioms, ops, patterns, views
 from .builder import Builder
-from .case import Case, Entry, Plan
+from .case import FORMS, Case, Entry, Plan
 from .program import Program
 from .tensors import FLOATS, INTEGERS, LAYOUTS, VALUES, T
 
@@ -50,18 +50,33 @@ def _case(seed: int, dice: random.Random) -> Case | None:
     makers, weights = zip(*MAKERS, strict=True)
     favoured = [w * dice.choice((0.3, 1, 1, 3)) for w in weights]
     in_place = dice.random() < 0.2
-    for _ in range(4 * wanted):
+    counted = _counted(seed)
+    for i in range(4 * wanted):
         if len(b.rows) >= wanted:
             break
+        if i in counted:
+            counted[i](b)
         maker = ops.changing if in_place and b.chance(0.12) else dice.choices(makers, favoured)[0]
         maker(b)
     if not b.rows:
         return None
     entry = _entry(b, name)
+    if counted and random.Random(f"{seed} clock").random() < 0.6:
+        entry = dataclasses.replace(entry, form="clock")
     program = _program(b, entry)
     if program is None or len(program.rows) < FEWEST:
         return None
     return Case(seed, program, entry, _plans(b, program, entry))
+
+
+def _counted(seed: int) -> dict[int, ops.Maker]:
+    """Some programs count their calls, from one of their first rows on. By dice of their own: other programs
+    stay as they were."""
+    dice = random.Random(f"{seed} counts")
+    if dice.random() >= 0.15:
+        return {}
+    makers = (counts.cache, counts.cache, counts.count)
+    return {dice.randrange(8): dice.choice(makers) for _ in range(dice.choice((1, 1, 2)))}
 
 
 def _inputs(b: Builder) -> None:
@@ -108,7 +123,7 @@ def _entry(b: Builder, name: str) -> Entry:
         name,
         b.training,
         tuple(options.items()),
-        form=dice.choices(("plan", "graph", "eager"), (80, 16, 4))[0],
+        form=dice.choices(FORMS, (68, 14, 4, 14))[0],
         random_costs=random_costs,
         again=random_costs is not None and name == "optimize" and dice.random() < 0.6,
         dynamic=dice.choice((None, None, True, False)) if name in ("torch", "optimize") else None,
@@ -191,7 +206,7 @@ def _plans(b: Builder, program: Program, entry: Entry) -> tuple[Plan, ...]:
                     v,
                     shape=shape,
                     seed=dice.randrange(10_000),
-                    values="normal" if plain else values,
+                    values=v.values if v.values not in VALUES else "normal" if plain else values,
                     layout=layout if dice.random() < 0.7 else v.layout,
                 )
             )

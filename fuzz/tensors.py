@@ -13,7 +13,8 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 VALUES = ("normal", "ties", "zeros", "nan", "inf", "huge", "tiny", "mixed")
-"""Kinds of values: ordinary ones, few different ones, and the odd ones among ordinary ones."""
+"""Kinds of values: ordinary ones, few different ones, and the odd ones among ordinary ones. Integers can also
+be "below 3": from zero on, less than three."""
 
 LAYOUTS = ("dense", "swapped", "steps", "offset", "expanded")
 """Memory layouts: with the last dimensions swapped, every other element, at an odd address, all rows one."""
@@ -71,6 +72,8 @@ def _values(spec: T, dtype: torch.dtype, dice: torch.Generator) -> torch.Tensor:
 
 
 def _whole(spec: T, dtype: torch.dtype, dice: torch.Generator) -> torch.Tensor:
+    if spec.values.startswith("below "):
+        return torch.randint(0, int(spec.values.removeprefix("below ")), spec.shape, generator=dice)
     about = torch.iinfo(dtype)
     low = 0 if about.min == 0 else -4
     drawn = torch.randint(low, 5, spec.shape, generator=dice)

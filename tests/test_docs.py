@@ -99,3 +99,56 @@ def test_links_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_targets_and_files_that_a_page_names_are_there(page: Path) -> None:
+    """But for placeholders, which are in capitals, and what runs write."""
+    text = page.read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", text, re.MULTILINE))
+    assert named <= targets, named - targets
+    folders = "crates|python|tests|tests_gpu|bench|docs|fuzz"
+    files = set(re.findall(rf"[`\s(]((?:{folders})/[\w./-]+\.(?:py|pyi|rs|cu|md|toml)\b)", text))
+    files = {f for f in files if not re.search(r"[A-Z]{3}|^bench/out/", f)}
+    assert all((ROOT / f).exists() for f in files), [f for f in files if not (ROOT / f).exists()]
+
+
+def test_commands_of_the_readme_have_these_options() -> None:
+    from hypatia.tools.cli import cli
+
+    (block,) = re.findall(r"```\n(hypatia doctor.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines():
+        name = line.split()[1]
+        known = {o for p in cli.commands[name].params for o in p.opts}
+        given = set(re.findall(r"(--[\w-]+) ", line.split("   ")[0] + " "))
+        assert given <= known, (name, given - known)
+
+
+def test_the_warning_of_the_page_is_of_today() -> None:
+    """Numbers are of the machine; what is said is not."""
+    import torch
+
+    import hypatia
+    from hypatia import faults
+
+    (shown,) = re.findall(
+        r"```\n(hypatia: the compiled.*?)```", (ROOT / "docs" / "verification.md").read_text(), re.DOTALL
+    )
+    torch.manual_seed(0)
+    sizes = (784, 256, 256, 10)
+    layers = [
+        torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.ReLU()) for a, b in itertools.pairwise(sizes)
+    ]
+    model, x = torch.nn.Sequential(*layers[:-1], layers[-1][0]).eval(), torch.randn(64, 784)
+    torch.compiler.reset()
+    with faults.wrong_rule(), torch.no_grad(), pytest.warns(hypatia.VerificationWarning) as said:
+        torch.compile(model, backend="hypatia")(x)
+
+    def words(text: str) -> str:
+        return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", " ".join(text.split()))
+
+    assert words(shown) in [words(str(w.message)) for w in said]

@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 
 import hypatia
 from fuzz import keep
-from fuzz.case import Case, Entry, Plan
+from fuzz.case import FORMS, Case, Entry, Plan
 from fuzz.check import Outcome, run_case
 from fuzz.generate import case_of
 from fuzz.minimise import minimised
 from fuzz.oracle import Noise, Reference, judged
 from fuzz.program import Program, Row, Weight, module_of
 from fuzz.runner import Runner, Settings
-from fuzz.tensors import T
+from fuzz.tensors import VALUES, T
 from fuzz.worker import shrunk, signature
 from hypatia import faults
 from hypatia.compiler import pipeline
@@ -77,7 +77,13 @@ def test_programs_cover_what_the_compiler_promises() -> None:
     assert any(w.tied for c in cases for w in c.program.weights)
     values = {v.values for c in cases for plan in c.plans[1:] for v in plan.inputs if isinstance(v, T)}
     layouts = {v.layout for c in cases for plan in c.plans[1:] for v in plan.inputs if isinstance(v, T)}
-    assert values == {"normal", "ties", "zeros", "nan", "inf", "huge", "tiny", "mixed"}
+    assert {v for v in values if not v.startswith("below ")} == {*VALUES}
+    assert {c.entry.form for c in cases} == {*FORMS}
+    counts = [w.spec for c in cases for w in c.program.weights] + [
+        v for c in cases for _, v in c.program.inputs
+    ]
+    assert sum(isinstance(v, T) and v.values.startswith("below ") for v in counts) > 20
+    assert "index_copy_" in sources
     assert layouts == {"dense", "swapped", "steps", "offset", "expanded"}
 
 
@@ -144,7 +150,7 @@ def test_a_wrong_result_of_a_plan_is_found(
     case = _case(*LAYERS, weights=WEIGHT)
     monkeypatch.setattr(native.NativeGraph, "run", _spoiled(change))
     # What the first call of a plan shows, the compiler sees by itself.
-    monkeypatch.setattr(compiled_call, "lies_alike", lambda *_, **__: True)
+    monkeypatch.setattr(compiled_call, "has_same_layout", lambda *_, **__: True)
     outcome = run_case(case)
     assert outcome.kind == "wrong"
     assert said in outcome.message

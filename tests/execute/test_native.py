@@ -136,6 +136,25 @@ def test_several_results_are_written_by_structured_ops_alone() -> None:
         assert ('"out"' in made) == writes, made
 
 
+class Vectors(nn.Module):
+    """A vector times matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 5))
+
+    def forward(self, x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        return (torch.matmul(torch.matmul(x, self.weight).relu(), m) + 1).tanh()
+
+
+def test_a_vector_times_a_matrix_makes_torch_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """`matmul.out` of a vector resizes what it is given, with a warning each time."""
+    model, x, m = Vectors(), torch.randn(6), torch.randn(5, 5)
+    with no_fallback():
+        assert_right(planned(model, x, m), model, x, m)
+    assert "resized" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("between", "kind"), TORCH_OPS.values(), ids=list(TORCH_OPS))
 def test_without_the_c_functions_steps_run_in_python(
     between: Callable[[torch.Tensor], torch.Tensor], kind: str, monkeypatch: pytest.MonkeyPatch

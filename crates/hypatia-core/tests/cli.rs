@@ -27,6 +27,26 @@ fn fuses_linear_and_relu() {
     assert!(text.contains("rules: fuse-linear-relu"), "{text}");
 }
 
+/// What the readme shows, but for costs, which are of the machine.
+#[test]
+fn the_readme_shows_what_it_prints() {
+    let readme = std::fs::read_to_string(format!("{}/../../README.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let block = readme
+        .split("```\n$ echo '")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let (program, shown) = block.split_once("' | hypatia-opt --explain\n").unwrap();
+    let printed = String::from_utf8(run(&["--explain"], program).stdout).unwrap();
+    let lines = |text: &str| -> Vec<String> {
+        let kept = text.trim_end().lines().filter(|line| !line.starts_with("; cost"));
+        kept.map(str::to_string).collect()
+    };
+    assert_eq!(lines(&printed), lines(shown));
+}
+
 #[test]
 fn explains() {
     let out = run(

@@ -15,7 +15,7 @@ from torch import fx
 
 from .. import _native, timeline
 from .._torch import trace_structured
-from ..capture import constant_folding, constant_masks, foretold_strides, written_attention
+from ..capture import constant_folding, constant_masks, predicted_strides, written_attention
 from ..capture.records import Captured, capture
 from ..devices import table
 from ..errors import UnsupportedError
@@ -215,7 +215,7 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
-        foretold_strides.put_right(gm)
+        predicted_strides.put_right(gm)
         prepared = _prepared(gm, request)
         searched = prepared.module
         weights = constant_folding.apart_from_open_sizes(searched.graph, request.weights | prepared.constants)

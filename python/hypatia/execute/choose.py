@@ -102,7 +102,7 @@ def fastest(
             why = plan.binding.refusal or "it is not for these arguments"
             log.info("the native plan does not run: %s", why)
     copies = 0 if plan is None else plan.binding.bytes[1]
-    times = _patiently(forms, copies, device)
+    times = _timed_with_retries(forms, copies, device)
     if plan is not None and "plan" in times.taken:
         _try_plainer(plan, args, times.taken, device, counts)
     if record is not None:
@@ -169,7 +169,7 @@ class LaterTiming:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
-        if begun is None or not is_quiet(self._device):
+        if begun is None or not is_unobserved(self._device):
             self._call_times = {}
             return self._kept(args)
         at = self._calls - begun
@@ -197,7 +197,7 @@ class LaterTiming:
         self._ended(self._calls, seconds, decide(seconds) == "plan")
 
 
-def is_quiet(device: torch.device) -> bool:
+def is_unobserved(device: torch.device) -> bool:
     """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
     return not (
         table.of(device).is_recording()
@@ -230,7 +230,7 @@ def _with_recording(times: Times, record: Record, device: torch.device, counts: 
     return Times({**plan, **more.taken, **times.taken}, {**times.apart, **more.apart})
 
 
-def _patiently(forms: Forms, copies: int, device: torch.device) -> Times:
+def _timed_with_retries(forms: Forms, copies: int, device: torch.device) -> Times:
     """Times of the forms. A plan that would be dropped is timed again: what disturbs one measurement may
     spare the next."""
     start = time.perf_counter()

@@ -30,6 +30,8 @@ class TorchCall(TypedDict):
     """Which of its results are written, where not all are."""
     in_place: bool
     """It is called in the form that changes its first operand."""
+    is_vector: bool
+    """Its result is a vector."""
 
 
 class Returned(TypedDict):

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from .. import _native
-from .._torch import pytree
+from .._torch import OpOverload, pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
-from ..capture.op_facts import changes_inputs, in_place_form
+from ..capture.op_facts import changes_inputs, in_place_form, is_composite
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..kernels import FusedCall
 from ..options import Options
@@ -102,7 +102,12 @@ class Planner:
 
     def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
         """The calls into torch that a plan's steps make."""
-        return [torch_calls.call(*self._call(d), d["kept"]) for d in described]
+        found: list[str | Callable[..., None]] = []
+        for each in described:
+            target, args, kwargs = self._call(each)
+            into = not (each["is_vector"] and _resizes(target))
+            found.append(torch_calls.call(target, args, kwargs, each["kept"], into=into))
+        return found
 
     def _call(
         self, described: TorchCall
@@ -120,6 +125,12 @@ class Planner:
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
         return target, args, kwargs
+
+
+def _resizes(target: object) -> bool:
+    """Whether torch, asked to write a vector into given memory, gives that another shape on the way, and
+    warns: a composite may compute it as a row of a matrix."""
+    return isinstance(target, OpOverload) and is_composite(target)
 
 
 def planner_of(

@@ -36,16 +36,22 @@ class _InexpressibleError(Exception):
 
 
 def call(
-    target: object, args: Sequence[object], kwargs: dict[str, object], kept: Sequence[int] | None = None
+    target: object,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    kept: Sequence[int] | None = None,
+    *,
+    into: bool = True,
 ) -> str | Callable[..., None]:
     """A call of a target on arguments among which are :class:`Read`s, for the runtime.
 
-    ``kept`` tells which of its results are written, where not all are.
+    ``kept`` tells which of its results are written, where not all are. They are written ``into`` their memory
+    by torch itself, if it can, or copied there.
     """
     try:
         if kept:
             raise _InexpressibleError
-        return json.dumps(_dispatched(target, args, kwargs, writes=kept is None))
+        return json.dumps(_dispatched(target, args, kwargs, writes=into and kept is None))
     except _InexpressibleError:
         return _python(target, args, kwargs, kept)
 

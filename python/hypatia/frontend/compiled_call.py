@@ -26,7 +26,7 @@ from ..execute.recording import Recordings, why_not
 from ..options import Options
 from ..verifier.first_call import device_of
 from ..verifier.reference import devices_of
-from ..verifier.same_layout import lies_alike
+from ..verifier.same_layout import has_same_layout
 from .call_key import Signature, kinds_check, shared_memory
 from .flat_model import FlatModel
 from .optimize import Optimized, optimized
@@ -82,7 +82,7 @@ class CompiledCall:
         self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
         """A plan that lost by little, and may run later."""
-        self._lies: list[object] | None = None
+        self._known_layouts: list[object] | None = None
         """How the model's own results lie in memory, if that is known."""
         self._run: Callable[..., object] = model
         self._parts = Parts(model)
@@ -166,7 +166,7 @@ class CompiledCall:
             if lies is None:
                 log.warning("the model runs as it is: what was captured of it computes something else")
                 return
-            self._lies = lies or None
+            self._known_layouts = lies or None
         self.report = report
         if opened:
             self.open = found.ranges
@@ -189,12 +189,12 @@ class CompiledCall:
         gm = self._run = found.kept
         self._choose(found, report, inputs, timed=timed)
         if not effects_of(gm):
-            self._check_lying(found, report, inputs)
+            self._check_layouts(found, report, inputs)
         if self._run is not self.model or self._later is not None:
             self._parts.count_on(found.reads)
             self.watch = self._parts.watch
 
-    def _check_lying(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...]) -> None:
+    def _check_layouts(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...]) -> None:
         """Keeps the model itself where results would lie otherwise: a user may write into them."""
         if self._run is self.model and self._contender is None:
             return
@@ -206,7 +206,8 @@ class CompiledCall:
             if (plan := self._contender) is not None:
                 forms.append(lambda *flat: plan.run(flat))
             alike = all(
-                lies_alike(f, self._flat, inputs, {}, changes=changes, known=self._lies) for f in forms
+                has_same_layout(f, self._flat, inputs, {}, changes=changes, known=self._known_layouts)
+                for f in forms
             )
         except Exception:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
@@ -260,7 +261,7 @@ class CompiledCall:
             elif choice.kept == "graph" and plan is not None:
                 self._run = found.check()
             if plan is not None and choice.is_narrow and not self.open and self.native is None:
-                self._rematch(plan, report, device)
+                self._time_again_later(plan, report, device)
         if plan is not None:
             report.memory = plan.binding.bytes
             plan.settled = True
@@ -287,7 +288,7 @@ class CompiledCall:
         self._recordings = Recordings(gm, lambda flat: pytree.tree_leaves(gm(*flat)), device)
         return self._recordings.try_on(inputs)
 
-    def _rematch(self, plan: NativeGraph, report: GraphReport, device: torch.device) -> None:
+    def _time_again_later(self, plan: NativeGraph, report: GraphReport, device: torch.device) -> None:
         """Runs what was kept; the plan from then on where it turns out to be the faster one."""
 
         def ended(calls: int, seconds: dict[str, float], won: bool) -> None:

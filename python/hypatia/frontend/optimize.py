@@ -26,7 +26,7 @@ from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, device_of
 from ..verifier.reference import devices_of
-from ..verifier.same_layout import lies_alike
+from ..verifier.same_layout import has_same_layout
 from .input_check import with_checked_inputs
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def optimize(
         result = as_written(model, example_inputs, dict(kwargs or {}), dynamic_shapes)
         with_checked_inputs(result, leaves, {})
         return result
-    result = _lying_alike(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
+    result = _with_same_layout(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and not report.no_plan:
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
@@ -63,7 +63,7 @@ def optimize(
     return result
 
 
-def _lying_alike(
+def _with_same_layout(
     made: Optimized,
     model: nn.Module,
     args: tuple[object, ...],
@@ -77,7 +77,7 @@ def _lying_alike(
     why = "results would lie otherwise in memory"
     try:
         training = torch.is_grad_enabled() and not made.frozen
-        if lies_alike(made.kept, model, args, kwargs, changes=changes, training=training):
+        if has_same_layout(made.kept, model, args, kwargs, changes=changes, training=training):
             if changes or _is_faster(made, model, args, kwargs, training=training):
                 return made.kept
             why = "the model is faster as it is"

@@ -19,7 +19,7 @@ from ..execute.changes import RandomState, State
 from ..timeline import COMPARISON, stage
 from ..verifier.first_call import device_of
 from ..verifier.reference import devices_of
-from ..verifier.same_layout import lying
+from ..verifier.same_layout import layouts_of
 from .flat_model import FlatModel
 
 
@@ -40,7 +40,7 @@ def computes_the_same(
     before = State(changed_tensors(captured, inputs), device_of(inputs))
     outline = model.hypatia_outline()
     results: list[list[Any]] = []
-    lies: list[object] = []
+    layouts: list[object] = []
     if before.tensors or any(map(_may_draw, captured.graph.nodes)):
         returned = None
     with torch.no_grad():
@@ -50,7 +50,7 @@ def computes_the_same(
             with kept_buffers(model.hypatia_model, before):
                 found = pytree.tree_leaves(call(*inputs))
                 if not before.tensors:
-                    lies = lying(found, (inputs, {}), model)
+                    layouts = layouts_of(found, (inputs, {}), model)
                 # Results may lie in what is changed.
                 kept = [t.clone() if isinstance(t, torch.Tensor) and before.tensors else t for t in found]
                 results.append([*kept, *(t.clone() for t in before.tensors)])
@@ -61,7 +61,7 @@ def computes_the_same(
             and len(results[0]) == len(results[1])
             and all(map(_agree, *results))
         )
-    return lies if same else None
+    return layouts if same else None
 
 
 def _agree(ours: Any, theirs: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .own_calls import with_own_calls
+from .compiled_methods import with_compiled_calls
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class StandIn(nn.Module):
         known: nn.Module | None = vars(self).get("_caller")
         if known is None or type(known).__base__ is not type(self.model):
             try:
-                known = with_own_calls(self.model, self.__call__)
+                known = with_compiled_calls(self.model, self.__call__)
             except Exception:
                 log.info("generate calls the model as it is: its class has no other", exc_info=True)
                 return self.model

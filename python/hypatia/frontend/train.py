@@ -24,7 +24,7 @@ from ..execute import choose
 from ..execute.changes import Counts, State
 from ..options import Options
 from ..verifier.first_call import device_of
-from ..verifier.same_layout import lies_alike
+from ..verifier.same_layout import has_same_layout
 from .call_key import Signature, trained_kind
 from .dynamo import hypatia as backend
 from .dynamo_pass import Pass
@@ -155,7 +155,7 @@ class CompiledTraining:
     def _lies_alike(self, inputs: tuple[torch.Tensor, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
         try:
-            return lies_alike(lambda *a: self(a), self._flat, inputs, {}, changes=True, training=True)
+            return has_same_layout(lambda *a: self(a), self._flat, inputs, {}, changes=True, training=True)
         except RuntimeError:
             log.info("AOTAutograd cannot make the results of the model", exc_info=True)
             return False

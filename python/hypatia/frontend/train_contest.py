@@ -55,7 +55,7 @@ class Contest:
         plain = all(
             type(t) in (torch.Tensor, torch.nn.Parameter) for t in args if isinstance(t, torch.Tensor)
         )
-        return plain and torch.is_grad_enabled() and choose.is_quiet(torch.device("cpu"))
+        return plain and torch.is_grad_enabled() and choose.is_unobserved(torch.device("cpu"))
 
     def _decide(self, args: Sequence[Any]) -> None:
         changed = self._changed(args)

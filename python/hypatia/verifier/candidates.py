@@ -23,7 +23,7 @@ from ..timeline import CALL, stage
 from .compare import Comparer, References
 from .gradients import gradients_of
 from .memory import memory_allowed
-from .reference import devices_of
+from .reference import cloned, devices_of
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class CheckedCall:
         values = dict(zip(placeholders, inputs, strict=True))
         self.attributes = {n: _attribute(original, n) for n in original.graph.find_nodes(op="get_attr")}
         values.update(self.attributes)
-        self.before = {n: pytree.tree_map(_copy, values[n]) for n in self.changed}
+        self.before = {n: pytree.tree_map(cloned, values[n]) for n in self.changed}
         self.order = placeholders
         self.random = RandomState(devices_of(inputs))
         self.after = self.random.copy()
@@ -112,7 +112,7 @@ class CheckedCall:
         return attempt
 
     def _run(self, forward: Forward) -> Attempt:
-        copies = {n: pytree.tree_map(_copy, v) for n, v in self.before.items()}
+        copies = {n: pytree.tree_map(cloned, v) for n, v in self.before.items()}
         args = [copies.get(n, v) for n, v in zip(self.order, self.inputs, strict=True)]
         if self.strict and self.sums is None:
             with quietly():
@@ -212,7 +212,7 @@ class CheckedCall:
 
     def eager_fails(self) -> bool:
         """Whether the original raises an error on these inputs too."""
-        copies = {n: pytree.tree_map(_copy, v) for n, v in self.before.items()}
+        copies = {n: pytree.tree_map(cloned, v) for n, v in self.before.items()}
         values = [copies.get(n, v) for n, v in zip(self.order, self.inputs, strict=True)]
         self.random.restore()
         try:
@@ -312,7 +312,3 @@ def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
     for part in path_of(node).split("."):
         value = getattr(value, part)
     return value
-
-
-def _copy(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -192,10 +192,10 @@ class Guard:
             return kept
         plan.fallback = kept.forward
         if choice.is_narrow and self.report.kind == "inference" and not plan.planner.symbols:
-            return Form(form.compiled, self._rematch(plan, device))
+            return Form(form.compiled, self._time_again_later(plan, device))
         return form
 
-    def _rematch(self, plan: NativeGraph, device: torch.device) -> Forward:
+    def _time_again_later(self, plan: NativeGraph, device: torch.device) -> Forward:
         """Runs what was kept; the plan from then on where it turns out to be the faster one."""
 
         def ended(calls: int, seconds: dict[str, float], won: bool) -> None:

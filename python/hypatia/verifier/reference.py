@@ -123,7 +123,7 @@ class Stream:
         """Values in their own precision, which are widened when they are read."""
         self.dice = torch.Generator().manual_seed(seed)
         for node in script.changed:
-            self.env[node] = pytree.tree_map(_cloned, self._read(node))
+            self.env[node] = pytree.tree_map(cloned, self._read(node))
 
     def __iter__(self) -> Iterator[tuple[fx.Node, Any]]:
         written = {_storage(self.env[n]) for n in self.script.changed} - {None}
@@ -286,7 +286,8 @@ def _storage(value: object) -> int | None:
     return value.untyped_storage().data_ptr()
 
 
-def _cloned(value: object) -> object:
+def cloned(value: object) -> object:
+    """A copy of a tensor; other values as they are."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

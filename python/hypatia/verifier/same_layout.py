@@ -18,7 +18,7 @@ from ..execute.changes import RandomState
 from .reference import devices_of
 
 
-def lies_alike(
+def has_same_layout(
     form: Callable[..., object],
     model: nn.Module,
     args: tuple[object, ...],
@@ -30,7 +30,7 @@ def lies_alike(
 ) -> bool:
     """Whether both return tensors that lie alike; if calls change inputs or buffers, none of it is left.
 
-    ``known`` is how the model's own lie, where a call of it with the same arguments was seen (`lying`).
+    ``known`` is how the model's own lie, where a call of it with the same arguments was seen (`layouts_of`).
     """
     random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
     found = []
@@ -38,12 +38,12 @@ def lies_alike(
         for call in (form, model) if known is None else (form,):
             given = pytree.tree_map(_copied, (args, dict(kwargs))) if changes else (args, kwargs)
             with buffers_kept(model) if changes else contextlib.nullcontext():
-                found.append(lying(call(*given[0], **given[1]), given, model))
+                found.append(layouts_of(call(*given[0], **given[1]), given, model))
             random.restore()
     return found[0] == (found[1] if known is None else known)
 
 
-def lying(results: object, given: object, model: nn.Module) -> list[object]:
+def layouts_of(results: object, given: object, model: nn.Module) -> list[object]:
     """For every result what it is, how it lies, and whose memory it is in, from where on."""
     owners: dict[int, tuple[object, int]] = {}
     for kind, tensors in (

@@ -13,6 +13,7 @@ from .._torch import pytree
 from ..capture.model_state import buffers_kept
 from ..timeline import CALL, EAGER, WIDE, stage
 from .judge import FACTOR, ULPS
+from .reference import cloned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +110,11 @@ def verify(
 
 def _run(function: Callable[..., object], arguments: tuple[object, dict[str, object]]) -> list[torch.Tensor]:
     """The tensors that a call returns; everything it could change is put back."""
-    args, kwargs = pytree.tree_map(_copied, arguments)
+    args, kwargs = pytree.tree_map(cloned, arguments)
     devices = {t.device for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.is_cuda}
     with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices, key=str)), buffers_kept(function):
         results = function(*args, **kwargs)
     return [t.clone() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
-
-
-def _copied(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _widened(value: object) -> object:

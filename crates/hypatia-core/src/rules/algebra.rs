@@ -24,7 +24,8 @@ fn identities() -> Vec<Rule> {
         // A negative is taken before types are promoted: the least integer, and a zero without sign.
         "add-neg": Canon Exact, "(add~ ?x (neg ?y))" => "(sub ?x ?y)" if "(one_dtype ?x ?y)";
         "sub-neg": Canon Exact, "(sub ?x (neg ?y))" => "(add ?x ?y)" if "(one_dtype ?x ?y)";
-        "neg-sub": Canon Reassoc, "(neg (sub ?x ?y))" => "(sub ?y ?x)";
+        // The difference of equal floats is a positive zero in both orders, and its negative is not.
+        "neg-sub": Canon Exact, "(neg (sub ?x ?y))" => "(sub ?y ?x)" if "(whole ?x ?y)";
         "mul-neg-neg": Canon Exact, "(mul (neg ?x) (neg ?y))" => "(mul ?x ?y)" if "(one_dtype ?x ?y)";
         // The negative of a number without sign is another one.
         "abs-neg": Canon Exact, "(abs (neg ?x))" => "(abs ?x)" if "(signed ?x)";

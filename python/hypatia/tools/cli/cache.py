@@ -6,7 +6,8 @@ import time
 
 import click
 
-from .output import console, human_size, safe, table, write_json
+from ..units import size as size_text
+from .output import console, safe, table, write_json
 
 
 @click.group()
@@ -39,11 +40,11 @@ def show(as_json: bool) -> None:
         rows = table("kind", ">size", "last used", "key")
         for e in found:
             stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(e.used))
-            rows.add_row(e.kind, human_size(e.size), stamp, *safe(e.key))
+            rows.add_row(e.kind, size_text(e.size), stamp, *safe(e.key))
         out.print(rows)
     state = "" if store.enabled() else ", turned off by HYPATIA_CACHE"
     out.print(
-        f"{len(found)} entries, {human_size(total)} of {human_size(store.size_limit())}, "
+        f"{len(found)} entries, {size_text(total)} of {size_text(store.size_limit())}, "
         f"{store.measurements()} measured kernels in {store.folder()}{state}",
         markup=False,
     )
@@ -55,4 +56,4 @@ def clear() -> None:
     from hypatia import store as store
 
     size = sum(e.size for e in store.entries())
-    click.echo(f"{store.clear()} entries removed, {human_size(size)} freed")
+    click.echo(f"{store.clear()} entries removed, {size_text(size)} freed")

@@ -101,12 +101,3 @@ def write_text(target: str, text: str) -> None:
 
 def _unwritable(target: str, error: OSError) -> click.ClickException:
     return click.ClickException(f"{target} cannot be written: {error.strerror or error}")
-
-
-def human_size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from ...capture.source_names import LineData
+from ..units import digits
+from ..units import size as size
 from .form import GraphForm
 
 NUMERICS = {
@@ -25,12 +27,6 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= scale:
             return f"{digits(seconds / scale)} {unit}"
     return f"{digits(seconds * 1e6)} µs"
-
-
-def digits(value: float) -> str:
-    """A number with about four digits."""
-    size = abs(value)
-    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def cost(microseconds: float) -> str:
@@ -61,15 +57,6 @@ def error(value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or "none"
     return "0" if value == 0 else f"{value:.1e}"
-
-
-def size(count: float) -> str:
-    """Bytes with the unit that fits them."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{digits(count)} {unit}"
-        count /= 1024
-    return f"{digits(count)} GiB"
 
 
 def ops(graph: GraphForm) -> tuple[int, int]:

@@ -32,6 +32,8 @@ pub struct TorchCall {
     pub kept: Option<Vec<usize>>,
     /// It is called in the form that changes its first operand.
     pub in_place: bool,
+    /// Its result is a vector.
+    pub is_vector: bool,
 }
 
 /// An operand of a call.
@@ -115,6 +117,7 @@ impl Lowering<'_> {
             operands,
             kept: if odd || types.is_empty() { Some(kept) } else { None },
             in_place: false,
+            is_vector: matches!(self.program.ty(id), Ty::Tensor(t) if t.shape.len() == 1),
         });
         Ok(())
     }

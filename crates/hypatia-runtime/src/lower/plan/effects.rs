@@ -131,6 +131,7 @@ impl Lowering<'_> {
             operands,
             kept: Some(vec![]),
             in_place,
+            is_vector: false,
         });
         Ok(())
     }

@@ -13,7 +13,7 @@ _PLAIN = ("_assisted_decoding",)
 """Methods of transformers' that call the model as it is: the lengths of drafts are others every time."""
 
 
-def with_own_calls(model: M, call: Callable[..., Any]) -> M:
+def with_compiled_calls(model: M, call: Callable[..., Any]) -> M:
     """An object that is the model in all but its calls, which are ``call``.
 
     It is of a class derived from the model's and has the model's own ``__dict__``: what a method sets is set
