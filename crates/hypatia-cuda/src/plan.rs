@@ -1,11 +1,13 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
 mod apart;
+mod batch;
 mod cut;
 mod device;
 mod norm;
 mod part;
 mod product;
+mod torch;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +22,7 @@ use crate::gemm::Operands;
 use crate::kernel::{Kernel, Loaded};
 pub use crate::setting::Setting;
 use crate::{Error, Result};
+use batch::Batch;
 pub use device::Cuda;
 use norm::Norm;
 pub use part::{Part, is_late, late};
@@ -32,6 +35,7 @@ const WORKSPACE: usize = 256;
 enum Ready {
     Torch,
     Product(Box<Product>),
+    Batch(Box<Batch>),
     Sums(Sums),
     Norm(Norm),
     Kernel(Loaded),
@@ -43,6 +47,7 @@ impl Ready {
         match self {
             Ready::Torch => false,
             Ready::Product(product) => !product.calls_torch(),
+            Ready::Batch(batch) => !batch.calls_torch(),
             Ready::Sums(_) | Ready::Norm(_) | Ready::Kernel(_) => true,
         }
     }
@@ -98,6 +103,12 @@ impl Bound {
                     let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
                     workspace = workspace.max(product.workspace());
                     Ready::Product(Box::new(product))
+                }
+                Task::Batch(b) => {
+                    // SAFETY: promised by the caller.
+                    let batch = unsafe { Batch::new(device, &plan, b, constants, &mut setting)? };
+                    workspace = workspace.max(batch.workspace());
+                    Ready::Batch(Box::new(batch))
                 }
                 Task::Columns(c) => {
                     let sums = Sums::new(device, &plan, c.kind, &c.x, c.rows)?;
@@ -249,6 +260,17 @@ impl Bound {
                 let operands = self.operands(l, &value, &operand, arena)?;
                 // SAFETY: promised by the caller.
                 unsafe { product.launch(stream, operands, l.gradient.sums.map(value).transpose()?) }
+            }
+            (Task::Batch(b), Ready::Batch(batch)) => {
+                let operands = Operands {
+                    left: operand(&b.left)?,
+                    right: operand(&b.right)?,
+                    out: value(b.y)?,
+                    workspace: arena + self.values as u64,
+                    ..Operands::default()
+                };
+                // SAFETY: promised by the caller.
+                unsafe { batch.launch(stream, &operands) }
             }
             (Task::Columns(c), Ready::Sums(sums)) => {
                 // SAFETY: promised by the caller.
