@@ -1,4 +1,4 @@
-"""Calls into torch inside plans on a GPU: results stay where torch has put them, and are right at every call."""
+"""Calls into torch inside plans on a GPU: results stay where torch has put them, and are right."""
 
 from __future__ import annotations
 
