@@ -25,6 +25,8 @@ pub const ABILITIES: Abilities = Abilities {
     // Its fast algorithms read 16 bytes at a time.
     pads_rows: true,
     rows_by_matrix: false,
+    // Those of f32 are made of several, as single products.
+    batches: &[DType::BF16, DType::F16],
     empty_products: false,
     columns_apart: false,
     column_sums: true,

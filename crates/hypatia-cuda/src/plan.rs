@@ -1,17 +1,21 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
 mod apart;
+mod batch;
+mod calls;
 mod cut;
 mod device;
 mod norm;
 mod part;
 mod product;
+mod torch;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hypatia_runtime::kernels::call::{Call, Strided};
-use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, TorchStep, ValueId, WindowOp};
+use hypatia_runtime::kernels::call::{Call, Kept};
+use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, ValueId, WindowOp};
 
 use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
@@ -20,6 +24,8 @@ use crate::gemm::Operands;
 use crate::kernel::{Kernel, Loaded};
 pub use crate::setting::Setting;
 use crate::{Error, Result};
+use batch::Batch;
+use calls::{Running, last_reads};
 pub use device::Cuda;
 use norm::Norm;
 pub use part::{Part, is_late, late};
@@ -32,6 +38,7 @@ const WORKSPACE: usize = 256;
 enum Ready {
     Torch,
     Product(Box<Product>),
+    Batch(Box<Batch>),
     Sums(Sums),
     Norm(Norm),
     Kernel(Loaded),
@@ -43,6 +50,7 @@ impl Ready {
         match self {
             Ready::Torch => false,
             Ready::Product(product) => !product.calls_torch(),
+            Ready::Batch(batch) => !batch.calls_torch(),
             Ready::Sums(_) | Ready::Norm(_) | Ready::Kernel(_) => true,
         }
     }
@@ -59,6 +67,8 @@ pub struct Bound {
     values: usize,
     workspace: usize,
     whole: Part,
+    /// The last step that reads each value.
+    last: Vec<usize>,
     /// Launches of one call are not mixed with those of another, since they share memory.
     turn: Mutex<()>,
 }
@@ -98,6 +108,12 @@ impl Bound {
                     let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
                     workspace = workspace.max(product.workspace());
                     Ready::Product(Box::new(product))
+                }
+                Task::Batch(b) => {
+                    // SAFETY: promised by the caller.
+                    let batch = unsafe { Batch::new(device, &plan, b, constants, &mut setting)? };
+                    workspace = workspace.max(batch.workspace());
+                    Ready::Batch(Box::new(batch))
                 }
                 Task::Columns(c) => {
                     let sums = Sums::new(device, &plan, c.kind, &c.x, c.rows)?;
@@ -140,6 +156,7 @@ impl Bound {
             calls,
             values,
             workspace,
+            last: last_reads(&plan),
             turn: Mutex::new(()),
             plan,
         })
@@ -209,11 +226,21 @@ impl Bound {
         let _current = self.device.enter()?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let launch = |stream: Stream| {
+            let mut kept = BTreeMap::new();
             for at in part.steps.clone() {
-                let (step, ready) = (&self.plan.steps[at], &self.steps[at]);
+                let step = &self.plan.steps[at];
+                let call = Running {
+                    stream,
+                    inputs,
+                    outputs,
+                    arena,
+                    end: part.steps.end,
+                };
                 // SAFETY: promised by the caller.
-                unsafe { self.step(stream, step, ready, inputs, outputs, arena) }
+                unsafe { self.step(&call, at, &mut kept) }
                     .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", step.name())))?;
+                // torch hands memory out again in the order of the stream.
+                kept.retain(|id: &ValueId, _| self.last[*id] > at);
             }
             Ok(())
         };
@@ -227,28 +254,32 @@ impl Bound {
 
     /// # Safety
     /// As of `run`.
-    unsafe fn step(
-        &self,
-        stream: Stream,
-        step: &Task,
-        ready: &Ready,
-        inputs: &[u64],
-        outputs: &[u64],
-        arena: u64,
-    ) -> Result<()> {
-        let value = |id: ValueId| match self.places[id] {
-            Place::Input(i) => Ok(inputs[i]),
-            Place::Output(i) => Ok(outputs[i]),
-            Place::Arena(offset) => Ok(arena + offset as u64),
-            Place::Constant(i) => Ok(self.constants[i]),
-            Place::Nowhere => Err(Error::unsupported(format!("value {id} is nowhere"))),
-        };
+    unsafe fn step(&self, call: &Running<'_>, at: usize, kept: &mut BTreeMap<ValueId, Kept>) -> Result<()> {
+        let Running { stream, arena, .. } = *call;
+        let (step, ready) = (&self.plan.steps[at], &self.steps[at]);
+        if let Task::Torch(t) = step {
+            let found = self.torch(t, call, kept)?;
+            kept.extend(found);
+            return Ok(());
+        }
+        let value = |id: ValueId| self.address(id, call, kept);
         let operand = |o: &Operand| Ok(value(o.value)? + (o.offset * self.plan.values[o.value].dtype.size()) as u64);
         match (step, ready) {
             (Task::Linear(l), Ready::Product(product)) => {
                 let operands = self.operands(l, &value, &operand, arena)?;
                 // SAFETY: promised by the caller.
                 unsafe { product.launch(stream, operands, l.gradient.sums.map(value).transpose()?) }
+            }
+            (Task::Batch(b), Ready::Batch(batch)) => {
+                let operands = Operands {
+                    left: operand(&b.left)?,
+                    right: operand(&b.right)?,
+                    out: value(b.y)?,
+                    workspace: arena + self.values as u64,
+                    ..Operands::default()
+                };
+                // SAFETY: promised by the caller.
+                unsafe { batch.launch(stream, &operands) }
             }
             (Task::Columns(c), Ready::Sums(sums)) => {
                 // SAFETY: promised by the caller.
@@ -295,7 +326,6 @@ impl Bound {
                 // SAFETY: promised by the caller.
                 unsafe { kernel.launch(stream, &addresses) }
             }
-            (Task::Torch(t), _) => self.torch(t, &value),
             _ => Err(Error::unsupported("a step without a kernel")),
         }
     }
@@ -318,36 +348,6 @@ impl Bound {
             out: value(l.y)?,
             workspace: arena + self.values as u64,
         })
-    }
-
-    fn torch(&self, t: &TorchStep, value: &dyn Fn(ValueId) -> Result<u64>) -> Result<()> {
-        let gpu = Some(self.device.ordinal());
-        let mut reads = Vec::with_capacity(t.reads.len());
-        for o in &t.reads {
-            let dtype = self.plan.values[o.value].dtype;
-            reads.push(Strided {
-                data: (value(o.value)? as usize + o.offset * dtype.size()) as *mut u8,
-                dtype,
-                shape: &o.shape,
-                strides: &o.strides,
-                gpu,
-            });
-        }
-        let forms: Vec<_> = t.writes.iter().map(|id| self.plan.form(*id)).collect();
-        let mut writes = Vec::with_capacity(t.writes.len());
-        for (id, (shape, strides)) in t.writes.iter().zip(&forms) {
-            writes.push(Strided {
-                data: value(*id)? as usize as *mut u8,
-                dtype: self.plan.values[*id].dtype,
-                shape,
-                strides,
-                gpu,
-            });
-        }
-        let call = self.calls.get(t.call);
-        let call = call.ok_or_else(|| Error::unsupported(format!("there is no call {}", t.call)))?;
-        // SAFETY: the addresses are those of the values, as `run` promises.
-        unsafe { call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
     }
 }
 

@@ -33,6 +33,9 @@ pub struct Abilities {
     pub pads_rows: bool,
     /// Rows of any number of dimensions times one matrix are a product; otherwise they are calls into torch.
     pub rows_by_matrix: bool,
+    /// Element types of products of matrices of a batch, one factor of which is the same for all; others are calls into
+    /// torch. Linear layers over places are made such products.
+    pub batches: &'static [DType],
     /// A product may have no elements or no terms; otherwise it is a call into torch.
     pub empty_products: bool,
     /// A product may compute some of its columns only: parts of a merged layer that are results are steps of their own,
@@ -87,6 +90,7 @@ impl Abilities {
         transposed_rows: false,
         pads_rows: false,
         rows_by_matrix: false,
+        batches: &[],
         empty_products: false,
         columns_apart: false,
         column_sums: false,

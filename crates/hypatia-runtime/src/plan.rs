@@ -16,8 +16,8 @@ use crate::cpu::linear::Packed;
 use crate::error::Error;
 use crate::kernels::call::Call;
 pub use crate::step::{
-    ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep, Task,
-    TorchStep, Value, ValueId, Window, WindowOp,
+    BatchStep, ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep,
+    Task, TorchStep, Value, ValueId, Window, WindowOp,
 };
 use crate::tuning::Database;
 pub use device::Cpu;

@@ -20,8 +20,8 @@ use crate::kernels::region::{Instruction, Op, Read, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
-    ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep, Task,
-    ValueId, WindowOp,
+    BatchStep, ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep,
+    Task, ValueId, WindowOp,
 };
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
@@ -100,7 +100,9 @@ fn unsupported(why: impl Into<String>) -> Error {
 fn is_served(step: &Task) -> bool {
     match step {
         Task::Linear(l) => l.gradient.keeps.is_none() && l.gradient.masked.is_none(),
-        Task::Region(_) | Task::Rows(_) | Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => true,
+        Task::Batch(_) | Task::Region(_) | Task::Rows(_) | Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => {
+            true
+        }
         Task::Torch(_) => false,
     }
 }
@@ -118,6 +120,7 @@ impl Running<'_> {
     fn step(&mut self, step: &Task) -> Result<()> {
         match step {
             Task::Linear(l) => self.linear(l),
+            Task::Batch(b) => self.batch(b),
             Task::Region(r) => self.region(r),
             Task::Rows(r) => self.rows(r),
             Task::Columns(c) => self.columns(c),
@@ -202,6 +205,12 @@ impl Running<'_> {
         if let Some(id) = l.gradient.sums {
             self.values[id] = sums.data;
         }
+        Ok(())
+    }
+
+    fn batch(&mut self, b: &BatchStep) -> Result<()> {
+        let factors = [array(&self.read(&b.left)), array(&self.read(&b.right))];
+        self.values[b.y] = eval("matmul", &factors)?.remove(0).data;
         Ok(())
     }
 

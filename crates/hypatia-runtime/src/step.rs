@@ -60,6 +60,18 @@ pub struct LinearStep {
     pub gradient: Gradient,
 }
 
+/// Products of matrices: `left[i] · right[i]` for each `i` of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BatchStep {
+    /// `[batch, m, k]`: either rows or columns follow each other without gaps. A matrix that is the same for all is one
+    /// that repeats.
+    pub left: Operand,
+    /// `[batch, k, n]`, likewise.
+    pub right: Operand,
+    /// The result, densely.
+    pub y: ValueId,
+}
+
 /// What a product does beside for a forward or a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gradient {
@@ -234,6 +246,8 @@ pub struct TorchStep {
 pub enum Task {
     /// A linear layer.
     Linear(LinearStep),
+    /// Products of matrices of a batch.
+    Batch(Box<BatchStep>),
     /// Pointwise ops.
     Region(Box<RegionStep>),
     /// An op on rows.
@@ -280,6 +294,7 @@ impl Task {
                 .into_iter()
                 .flatten()
                 .collect(),
+            Task::Batch(b) => vec![b.left.value, b.right.value],
             Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
             Task::Columns(c) => vec![c.x.value],
@@ -312,6 +327,7 @@ impl Task {
                 .into_iter()
                 .flatten()
                 .collect(),
+            Task::Batch(b) => vec![b.y],
             Task::Region(r) => r.outputs.clone(),
             Task::Rows(r) => vec![r.output],
             Task::Columns(c) => vec![c.output],
@@ -335,6 +351,7 @@ impl Task {
                 }
                 name
             }
+            Task::Batch(b) => format!("products of {:?} and {:?}", b.left.shape, b.right.shape),
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
             Task::Columns(c) => match c.kind {

@@ -1,12 +1,11 @@
 //! Linear layers that cuBLASLt refuses as a whole: the product by itself, or by torch, and a kernel for what follows it.
 
-use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::call::{Call, Strided};
 use hypatia_runtime::kernels::product::Activation;
 use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
 use hypatia_runtime::plan::Plan;
 
 use super::product::problem;
+use super::torch::TorchProduct;
 use super::{LinearStep, Setting, alignment};
 use crate::codegen::{self, Operand as Lying};
 use crate::driver::{Device, Stream};
@@ -15,23 +14,9 @@ use crate::gemm::Operands;
 use crate::kernel::Loaded;
 use crate::{Error, Result};
 
-/// `torch.mm(x, w, out=y)`, as a call of the dispatcher.
-const PRODUCT: &str =
-    r#"{"op": "aten::mm", "overload": "out", "arguments": [{"tensor": 0}, {"tensor": 1}, {"out": 0}], "returns": 1}"#;
-
 enum Factor {
     Ours(fp32::Product),
-    Torch(Torch),
-}
-
-/// A product that torch computes.
-struct Torch {
-    call: Box<dyn Call>,
-    dtype: DType,
-    gpu: u32,
-    /// Shapes and strides of both factors and of the result.
-    shapes: [[usize; 2]; 3],
-    strides: [[isize; 2]; 3],
+    Torch(TorchProduct),
 }
 
 /// A product and what follows it.
@@ -70,7 +55,7 @@ impl Apart {
             }
         }
         Ok(Apart {
-            product: Factor::Torch(Torch::new(device, plan, l, setting)?),
+            product: Factor::Torch(by_torch(device, plan, l, setting)?),
             after: after(device, plan, l, true)?,
             bias: l.b.is_some(),
         })
@@ -166,34 +151,17 @@ fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) 
         .map(Some)
 }
 
-impl Torch {
-    fn new(device: &Device, plan: &Plan, l: &LinearStep, setting: &mut Setting<'_>) -> Result<Torch> {
-        let weight = &plan.values[l.w];
-        let (n, k) = l
-            .sizes(&weight.shape)
-            .ok_or_else(|| Error::unsupported("a weight that is no matrix"))?;
-        let right = if l.transposed { [n as isize, 1] } else { [1, k as isize] };
-        Ok(Torch {
-            call: (setting.torch)(PRODUCT)?,
-            dtype: weight.dtype,
-            gpu: device.ordinal(),
-            shapes: [[l.m, k], [k, n], [l.m, n]],
-            strides: [[l.x_stride as isize, 1], right, [n as isize, 1]],
-        })
-    }
-
-    /// # Safety
-    /// As of [`Apart::launch`].
-    unsafe fn launch(&self, o: &Operands) -> Result<()> {
-        let tensor = |address: u64, i: usize| Strided {
-            data: address as usize as *mut u8,
-            dtype: self.dtype,
-            shape: &self.shapes[i],
-            strides: &self.strides[i],
-            gpu: Some(self.gpu),
-        };
-        let (reads, writes) = ([tensor(o.left, 0), tensor(o.right, 1)], [tensor(o.out, 2)]);
-        // SAFETY: promised by the caller.
-        unsafe { self.call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
-    }
+/// The product alone, by torch.
+fn by_torch(device: &Device, plan: &Plan, l: &LinearStep, setting: &mut Setting<'_>) -> Result<TorchProduct> {
+    let weight = &plan.values[l.w];
+    let (n, k) = l
+        .sizes(&weight.shape)
+        .ok_or_else(|| Error::unsupported("a weight that is no matrix"))?;
+    let right = if l.transposed { [n as isize, 1] } else { [1, k as isize] };
+    let forms = [
+        (vec![l.m, k], vec![l.x_stride as isize, 1]),
+        (vec![k, n], right.to_vec()),
+        (vec![l.m, n], vec![n as isize, 1]),
+    ];
+    TorchProduct::new(device, "aten::mm", weight.dtype, forms, setting)
 }

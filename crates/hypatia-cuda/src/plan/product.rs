@@ -32,7 +32,7 @@ enum How {
     /// What it does faster without the last columns of its left factor.
     Cut(Box<Cut>),
     /// What cuBLASLt does not do as one.
-    Apart(Apart),
+    Apart(Box<Apart>),
 }
 
 impl From<Gemm> for How {
@@ -77,7 +77,9 @@ impl Product {
             let how = match whole {
                 Ok(product) => How::Whole(product),
                 // SAFETY: promised by the caller.
-                Err(error) => How::Apart(unsafe { Apart::new(device, plan, l, setting) }.map_err(|_| error)?),
+                Err(error) => How::Apart(Box::new(
+                    unsafe { Apart::new(device, plan, l, setting) }.map_err(|_| error)?,
+                )),
             };
             return Ok(Product { how, sums: None });
         }

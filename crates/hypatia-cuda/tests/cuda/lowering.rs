@@ -10,14 +10,14 @@ use hypatia_runtime::kernels::region::{Read, Scalar};
 use hypatia_runtime::lower::plan::{Lowered, Wanted, Wish, lower};
 use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Pool, Task, Window, WindowOp};
 
-const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
+pub const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
 
 /// The plan of a program whose tensors are all on a GPU.
-fn lowered(text: &str) -> Lowered {
+pub fn lowered(text: &str) -> Lowered {
     lowered_as(text, &Wish::on(CUDA))
 }
 
-fn lowered_as(text: &str, wish: &Wish) -> Lowered {
+pub fn lowered_as(text: &str, wish: &Wish) -> Lowered {
     lowered_with(text, 1, wish)
 }
 

@@ -4,6 +4,7 @@
 mod graphs;
 mod lowering;
 mod meaning;
+mod places;
 mod pointwise;
 mod products;
 mod rows;

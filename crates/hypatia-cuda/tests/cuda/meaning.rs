@@ -128,6 +128,42 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (softmax (exp (permute (gather x:[3,4,6] -1 i:i64[3,4,5]) [0,2,1])) -1))",
         |s| is_read(s, |r| matches!(r, Read::At { .. })),
     ),
+    // Layers over places: gated, two with an activation between them, in parts, of a part and without a bias.
+    (
+        "(tuple (mul u:bf16[2,5,64] (permute (linear w:bf16[5,7] b:bf16[5] (permute x:bf16[2,7,64] [0,2,1])) [0,2,1])))",
+        is_batch,
+    ),
+    (
+        "(let h (gelu (linear w:bf16[9,7] b:bf16[9] (permute x:bf16[2,7,64] [0,2,1]))))
+(tuple (add x (permute (linear v:bf16[7,9] c:bf16[7] h) [0,2,1])))",
+        is_batch,
+    ),
+    (
+        "(let h (linear w:bf16[18,7] b:bf16[18] (permute x:bf16[2,7,64] [0,2,1])))
+(let g (mul (silu (slice h -1 0 9 1)) (slice h -1 9 18 1)))
+(tuple (permute (linear v:bf16[7,9] none g) [0,2,1]))",
+        is_batch,
+    ),
+    (
+        "(let x (slice x:bf16[2,9,80] -1 8 72 1))
+(tuple (exp (permute (linear w:bf16[5,7] none (permute (slice x -2 1 8 1) [0,2,1])) [0,2,1])))",
+        is_batch,
+    ),
+    // Parts of what is made: also of what repeats, and of a chain.
+    (
+        "(let h (gelu (add x:[4,12] b:[12])))
+(tuple (mul (slice h -1 0 6 1) (layer_norm (slice h -1 6 12 1) [6] w:[6] c:[6] 1e-5)))",
+        |s| matches!(s, Task::Rows(r) if r.rows.prologue().is_some()),
+    ),
+    (
+        "(let h (exp (mul m:[4,1] (sub x:[3,4,12] y:[4,12]))))
+(tuple (mul (silu (slice h -1 0 6 1)) (slice h -1 6 12 1)) (exp (sub x 1.0)))",
+        |s| matches!(s, Task::Region(r) if r.shape == [3, 4, 6]),
+    ),
+    (
+        "(let h (add (mul x:[8,3] 2.0) (exp y:[8,1]))) (tuple (add (slice h -2 0 3 1) (slice h -2 4 7 1)))",
+        |s| matches!(s, Task::Region(r) if r.shape == [3, 3]),
+    ),
     // Poolings of all kinds, at sizes at which windows hang over the end.
     (
         "(let a (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
@@ -160,6 +196,11 @@ const LARGE: &[(&str, Holds)] = &[
         |s| matches!(s, Task::Region(r) if r.shape == [128, 520]),
     ),
 ];
+
+/// Whether a step multiplies one matrix and each of a batch.
+fn is_batch(step: &Task) -> bool {
+    matches!(step, Task::Batch(b) if b.left.strides[0] == 0)
+}
 
 /// Whether a step is a region that reads an input so.
 fn is_read(step: &Task, how: fn(&Read) -> bool) -> bool {

@@ -2,8 +2,10 @@
 //! as names, and calls into torch for the rest.
 
 mod activations;
+mod batches;
 mod calls;
 mod columns;
+mod copying;
 mod depthwise;
 mod effects;
 mod gradients;
@@ -15,10 +17,12 @@ mod norms;
 mod numbers;
 mod padded;
 mod parts;
+mod places;
 mod pointwise;
 mod products;
 mod reads;
 mod results;
+mod slices;
 mod slopes;
 mod views;
 
@@ -128,6 +132,10 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let inlined = match abilities.channels_last && !wish.saved {
         true => images::channels_last(inlined)?,
         false => inlined,
+    };
+    let inlined = match wish.saved {
+        true => inlined,
+        false => slices::in_parts(places::over_places(inlined, abilities)?, abilities)?,
     };
     let lowered = Lowering::new(&inlined, results, device, abilities, wish).lower()?;
     tracing::debug!(
@@ -449,6 +457,7 @@ impl<'a> Lowering<'a> {
             (_, "split" | "unbind") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.row_op(id).is_some() => self.rows(id),
+            _ if self.batch(id).is_some() => self.batch_step(id),
             _ if self.column_step(id).is_some() => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),

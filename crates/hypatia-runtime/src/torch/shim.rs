@@ -10,8 +10,11 @@ use libloading::Library;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::kernels::call::{Call, Strided};
+use crate::kernels::call::{Call, Kept, Strided};
 use crate::pool::ParallelFor;
+
+/// Kernels take addresses of values to be multiples of this.
+const ALIGNMENT: usize = 16;
 
 type Status = i32;
 type Handle = *mut c_void;
@@ -32,6 +35,13 @@ pub struct Shim {
     delete: unsafe extern "C" fn(Handle) -> Status,
     again: unsafe extern "C" fn(Handle, *mut Handle) -> Status,
     device: unsafe extern "C" fn(Handle, *mut i32) -> Status,
+    device_index: unsafe extern "C" fn(Handle, *mut i32) -> Status,
+    dtype_of: unsafe extern "C" fn(Handle, *mut i32) -> Status,
+    data: unsafe extern "C" fn(Handle, *mut *mut c_void) -> Status,
+    dim: unsafe extern "C" fn(Handle, *mut i64) -> Status,
+    sizes: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status,
+    strides: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status,
+    offset: unsafe extern "C" fn(Handle, *mut i64) -> Status,
     new_list: unsafe extern "C" fn(usize, *mut Handle) -> Status,
     push: unsafe extern "C" fn(Handle, Item) -> Status,
     new_item: NewItem,
@@ -110,6 +120,13 @@ impl Shim {
                 delete: find(library, "aoti_torch_delete_tensor_object")?,
                 again: find(library, "aoti_torch_new_tensor_handle")?,
                 device: find(library, "aoti_torch_get_device_type")?,
+                device_index: find(library, "aoti_torch_get_device_index")?,
+                dtype_of: find(library, "aoti_torch_get_dtype")?,
+                data: find(library, "aoti_torch_get_data_ptr")?,
+                dim: find(library, "aoti_torch_get_dim")?,
+                sizes: find(library, "aoti_torch_get_sizes")?,
+                strides: find(library, "aoti_torch_get_strides")?,
+                offset: find(library, "aoti_torch_get_storage_offset")?,
                 new_list: find(library, "torch_new_list_reserve_size")?,
                 push: find(library, "torch_list_push_back")?,
                 new_item,
@@ -181,6 +198,54 @@ impl Shim {
             (self.delete)(to);
             self.done(status, "copying a result")
         }
+    }
+
+    /// Where a tensor of torch's is, if it lies as another is asked for, from the start of its memory on.
+    ///
+    /// # Safety
+    /// The tensor is there.
+    unsafe fn lying(&self, as_this: &Strided<'_>, tensor: Handle) -> Option<*mut u8> {
+        if tensor.is_null() {
+            return None;
+        }
+        let number = |f: unsafe extern "C" fn(Handle, *mut i32) -> Status| {
+            let mut found = 0;
+            // SAFETY: a tensor, and a place to write to.
+            (unsafe { f(tensor, &mut found) } == 0).then_some(found)
+        };
+        let long = |f: unsafe extern "C" fn(Handle, *mut i64) -> Status| {
+            let mut found = 0;
+            // SAFETY: as above.
+            (unsafe { f(tensor, &mut found) } == 0).then_some(found)
+        };
+        let rank = usize::try_from(long(self.dim)?).ok()?;
+        let list = |f: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status| {
+            let mut found = null_mut();
+            // SAFETY: as above; torch's list has as many numbers as the tensor has dimensions, and lives as long.
+            unsafe {
+                let known = f(tensor, &mut found) == 0 && !found.is_null();
+                known.then(|| std::slice::from_raw_parts(found, rank).to_vec())
+            }
+        };
+        if rank == 0 || rank != as_this.shape.len() || as_this.shape.contains(&0) {
+            return None;
+        }
+        let (sizes, strides) = (list(self.sizes)?, list(self.strides)?);
+        let wanted = as_this.shape.iter().zip(as_this.strides);
+        let alike = (sizes.iter().zip(&strides))
+            .zip(wanted)
+            .all(|((n, s), (size, stride))| *n == *size as i64 && (*n == 1 || *s == *stride as i64));
+        let device = match as_this.gpu {
+            Some(gpu) => number(self.device)? == self.cuda && number(self.device_index)? == gpu as i32,
+            None => number(self.device)? == self.cpu,
+        };
+        let dtype = number(self.dtype_of)? == self.dtype(as_this.dtype).ok()?;
+        let mut data = null_mut();
+        // SAFETY: as above.
+        let known = unsafe { (self.data)(tensor, &mut data) } == 0 && !data.is_null();
+        let data = data.cast::<u8>();
+        let starts = long(self.offset)? == 0 && (data as usize).is_multiple_of(ALIGNMENT);
+        (alike && device && dtype && known && starts).then_some(data)
     }
 
     fn dtype(&self, dtype: DType) -> Result<i32> {
@@ -320,6 +385,16 @@ impl DispatcherCall {
 
 impl Call for DispatcherCall {
     unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.keep(reads, writes, &[]) }.map(|_| ())
+    }
+
+    unsafe fn keep(
+        &self,
+        reads: &[Strided<'_>],
+        writes: &[Strided<'_>],
+        anywhere: &[bool],
+    ) -> Result<Vec<Option<Kept>>> {
         let shim = self.shim;
         let mut stack: Vec<Item> = Vec::with_capacity(self.arguments.len().max(self.returns));
         // Ops return references to the tensors that they write, and torch drops its arguments before it takes what they
@@ -343,19 +418,48 @@ impl Call for DispatcherCall {
         // SAFETY: the stack holds what the schema says; torch takes it over and leaves new handles.
         let status = unsafe { (shim.call)(self.op.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr()) };
         shim.done(status, &self.op.to_string_lossy())?;
-        let mut result = Ok(());
-        for (i, item) in stack.iter().take(self.returns).enumerate() {
-            let handle = *item as Handle;
-            if let (false, Some(write), true) = (self.out, writes.get(i), result.is_ok()) {
-                // SAFETY: by the caller; a handle of torch's.
-                result = unsafe { shim.copied(write, handle) };
-            }
-            if !handle.is_null() {
-                // SAFETY: a handle that nobody else has.
-                unsafe { (shim.delete)(handle) };
-            }
+        let returned: Vec<Returned> = stack[..self.returns]
+            .iter()
+            .map(|item| Returned {
+                shim,
+                handle: *item as Handle,
+            })
+            .collect();
+        let mut kept = vec![];
+        for (i, (tensor, write)) in returned.into_iter().zip(writes).enumerate().filter(|_| !self.out) {
+            let may = anywhere.get(i) == Some(&true);
+            // SAFETY: by the caller; a tensor of torch's.
+            let data = unsafe { may.then(|| shim.lying(write, tensor.handle)).flatten() };
+            // What is a view of an operand lives as long as that.
+            let data = data.filter(|data| !reads.iter().any(|r| r.holds(*data)));
+            kept.push(match data {
+                Some(data) => Some(Kept {
+                    data,
+                    owner: Box::new(tensor),
+                }),
+                None => {
+                    // SAFETY: by the caller; a tensor of torch's.
+                    unsafe { shim.copied(write, tensor.handle)? };
+                    None
+                }
+            });
         }
-        result
+        Ok(kept)
+    }
+}
+
+/// A tensor that an op returned, or nothing.
+struct Returned {
+    shim: &'static Shim,
+    handle: Handle,
+}
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: a handle that nobody else has; a failure could not be handled.
+            unsafe { (self.shim.delete)(self.handle) };
+        }
     }
 }
 

@@ -8,12 +8,13 @@
 use egg::Id;
 use hypatia_core::attr::Attr;
 use hypatia_core::dim::Dim;
-use hypatia_core::ir::node::{Node, Op};
+use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{op_id, table};
 use hypatia_core::ty::{DType, TensorType, Ty};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::copying::Copying;
 use super::inline::Inlined;
 use super::no_plan;
 use super::pointwise::has_code;
@@ -47,22 +48,15 @@ pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
         return Ok(source);
     }
     let mut turned = Turned {
-        made: Inlined {
-            program: Program::over(&source.program.leaves),
-            origin: Default::default(),
-            weight: vec![],
-            images: true,
-        },
-        source: &source,
+        copy: Copying::of(&source),
         read: source.program.reachable().into_iter().filter_map(image_of).collect(),
-        place: FxHashMap::default(),
         last: FxHashMap::default(),
     };
+    turned.copy.made.images = true;
     for id in source.program.reachable() {
         turned.add(id)?;
     }
-    turned.made.program.root = turned.place[&source.program.root];
-    Ok(turned.made)
+    Ok(turned.copy.done())
 }
 
 /// The operands of a convolution of images that is to have channels last.
@@ -75,20 +69,16 @@ fn convolution(program: &Program, id: Id) -> Option<&[Id]> {
 }
 
 struct Turned<'a> {
-    made: Inlined,
-    source: &'a Inlined,
+    copy: Copying<'a>,
     /// Nodes that convolutions read.
     read: FxHashSet<Id>,
-    /// The new node of each old one.
-    place: FxHashMap<Id, Id>,
     /// The same with channels last, as new nodes.
     last: FxHashMap<Id, Id>,
 }
 
 impl Turned<'_> {
     fn add(&mut self, id: Id) -> Result<()> {
-        let source = self.source;
-        let weight = source.weight[usize::from(id)];
+        let weight = self.copy.is_weight(id);
         let turned = match weight {
             true => None,
             false => self.turned(id)?,
@@ -96,36 +86,23 @@ impl Turned<'_> {
         let new = match turned {
             Some(last) => {
                 self.last.insert(id, last);
-                self.permuted(last, &FIRST)?
+                self.copy.permuted(last, &FIRST)?
             }
             None => match self.without_image(id)? {
                 Some(new) => new,
-                None => self.as_it_is(id)?,
+                None => self.copy.as_it_is(id)?,
             },
         };
-        self.place.insert(id, new);
-        if !weight && turned.is_none() {
-            self.note_last(id, new)?;
+        self.copy.note(id, new);
+        match !weight && turned.is_none() {
+            true => self.note_last(id, new),
+            false => Ok(()),
         }
-        let nodes = self.made.program.nodes().len();
-        self.made.weight.resize(nodes, false);
-        if let Some(origin) = source.origin.get(&id) {
-            self.made.weight[usize::from(new)] = weight;
-            self.made.origin.insert(new, *origin);
-        }
-        Ok(())
-    }
-
-    fn as_it_is(&mut self, id: Id) -> Result<Id> {
-        let node = self.source.program.node(id);
-        let children = node.children.iter().map(|c| self.place[c]).collect();
-        let op = node.op.clone();
-        Ok(self.made.program.add(Node { op, children })?)
     }
 
     /// A node with channels last, if it is an image of convolutions.
     fn turned(&mut self, id: Id) -> Result<Option<Id>> {
-        let source = self.source;
+        let source = self.copy.source;
         if let Some(operands) = convolution(&source.program, id) {
             return self.convolved(id, operands).map(Some);
         }
@@ -142,10 +119,10 @@ impl Turned<'_> {
         }
         if let Some((x, pads)) = self.padded(id) {
             let x = self.with_last(x)?;
-            let pads = self.made.program.attr(Attr::ints(&pads));
-            return self.op("pad", [x, pads, self.place[&children[2]]]).map(Some);
+            let pads = self.copy.made.program.attr(Attr::ints(&pads));
+            return self.copy.op("pad", [x, pads, self.copy.place[&children[2]]]).map(Some);
         }
-        let concatenated = name == "cat" && self.int(children[0]) == Some(-3);
+        let concatenated = name == "cat" && self.copy.int(children[0]) == Some(-3);
         if !concatenated && !has_code(name) || !children.iter().any(|c| self.last.contains_key(c)) {
             return Ok(None);
         }
@@ -155,33 +132,33 @@ impl Turned<'_> {
         let mut operands = vec![];
         for child in children {
             operands.push(match source.program.ty(*child) {
-                Ty::Attr(_) if concatenated => self.made.program.attr(Attr::int(-1)),
-                Ty::Attr(_) => self.place[child],
+                Ty::Attr(_) if concatenated => self.copy.made.program.attr(Attr::int(-1)),
+                Ty::Attr(_) => self.copy.place[child],
                 ty => match self.broadcast_last(*child, ty, &out)? {
                     Some(operand) => operand,
                     None => return Ok(None),
                 },
             });
         }
-        Ok(Some(self.made.program.op(*op, operands)?))
+        Ok(Some(self.copy.made.program.op(*op, operands)?))
     }
 
     /// The operand of a padding of images, and the pads with channels last.
     fn padded(&self, id: Id) -> Option<(Id, Vec<i64>)> {
-        let children = &self.source.program.node(id).children;
-        if self.name(id) != "pad" || !self.last.contains_key(&children[0]) && !self.read.contains(&id) {
+        let children = &self.copy.source.program.node(id).children;
+        if self.copy.name(id) != "pad" || !self.last.contains_key(&children[0]) && !self.read.contains(&id) {
             return None;
         }
-        image(self.source.program.ty(id))?;
+        image(self.copy.source.program.ty(id))?;
         // In pairs from the last dimension on.
-        let mut pads = self.ints(children[1])?;
+        let mut pads = self.copy.ints(children[1])?;
         pads.resize(8, 0);
         pads[..6].rotate_right(2);
         Some((children[0], pads))
     }
 
     fn convolved(&mut self, id: Id, operands: &[Id]) -> Result<Id> {
-        let source = &self.source.program;
+        let source = &self.copy.source.program;
         let [x, w, b] = [operands[0], operands[1], operands[2]];
         let shape = |id: Id| source.ty(id).tensor().map(|t| t.shape.clone()).unwrap_or_default();
         let ints = |i: usize| source.ty(operands[i]).attr().and_then(Attr::known_ints);
@@ -189,34 +166,37 @@ impl Turned<'_> {
         let (weight, none) = (shape(w), source.ty(b).attr().is_some());
         let one = weight[2..].iter().all(|n| n.is(1)) && ones(3, 1) && ones(4, 0);
         let narrow = source.ty(id).tensor().is_some_and(|t| t.dtype != DType::F32);
-        if one && narrow && self.int(operands[6]) == Some(1) {
+        if one && narrow && self.copy.int(operands[6]) == Some(1) {
             let x = self.with_last(x)?;
             let sizes = Attr::Ints(weight[..2].to_vec().into());
-            let sizes = self.made.program.attr(sizes);
-            let matrix = self.op("reshape", [self.place[&w], sizes])?;
-            return self.op("linear", [matrix, self.place[&b], x]);
+            let sizes = self.copy.made.program.attr(sizes);
+            let matrix = self.copy.op("reshape", [self.copy.place[&w], sizes])?;
+            return self.copy.op("linear", [matrix, self.copy.place[&b], x]);
         }
-        let mut given: Vec<Id> = operands.iter().map(|o| self.place[o]).collect();
-        given[2] = self.made.program.attr(Attr::None);
-        let convolved = self.op("conv", given)?;
-        debug_assert_eq!(self.made.program.ty(convolved), source.ty(id));
-        let last = self.permuted(convolved, &LAST)?;
+        let mut given: Vec<Id> = operands.iter().map(|o| self.copy.place[o]).collect();
+        given[2] = self.copy.made.program.attr(Attr::None);
+        let convolved = self.copy.op("conv", given)?;
+        debug_assert_eq!(self.copy.made.program.ty(convolved), source.ty(id));
+        let last = self.copy.permuted(convolved, &LAST)?;
         match none {
             true => Ok(last),
-            false => self.op("add", [last, self.place[&b]]),
+            false => self.copy.op("add", [last, self.copy.place[&b]]),
         }
     }
 
     /// The operands of a batch norm of images by given statistics.
     fn batch_norm(&self, id: Id) -> Option<Vec<Id>> {
-        let source = &self.source.program;
-        let norm = match self.name(id) {
+        let source = &self.copy.source.program;
+        let norm = match self.copy.name(id) {
             "batch_norm" => id,
-            "getitem" if self.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
+            "getitem" if self.copy.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
             _ => return None,
         };
         let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
-        let is_norm = matches!(self.name(norm), "batch_norm" | "native_batch_norm" | "cudnn_batch_norm");
+        let is_norm = matches!(
+            self.copy.name(norm),
+            "batch_norm" | "native_batch_norm" | "cudnn_batch_norm"
+        );
         (is_norm && known).then(|| source.node(norm).children.to_vec())
     }
 
@@ -224,15 +204,15 @@ impl Turned<'_> {
     /// of them, so that all of it is one region.
     fn normed(&mut self, operands: &[Id]) -> Result<Id> {
         let x = self.with_last(operands[0])?;
-        let Some(t) = self.made.program.ty(x).tensor().cloned() else {
+        let Some(t) = self.copy.made.program.ty(x).tensor().cloned() else {
             return Err(no_plan("a norm of no tensor"));
         };
         let within = wide(t.dtype);
-        let sizes = self.made.program.attr(Attr::Ints(t.shape.clone()));
+        let sizes = self.copy.made.program.attr(Attr::Ints(t.shape.clone()));
         let mut parameters = [None; 4];
         for (parameter, operand) in parameters.iter_mut().zip(&operands[1..5]) {
-            if self.source.program.ty(*operand).tensor().is_some() {
-                let expanded = self.op("expand", [self.place[operand], sizes])?;
+            if self.copy.source.program.ty(*operand).tensor().is_some() {
+                let expanded = self.copy.op("expand", [self.copy.place[operand], sizes])?;
                 *parameter = Some(self.cast(expanded, within)?);
             }
         }
@@ -240,34 +220,34 @@ impl Turned<'_> {
             return Err(no_plan("a norm without statistics"));
         };
         let x = self.cast(x, within)?;
-        let centered = self.op("sub", [x, mean])?;
-        let spread = self.op("add", [var, self.place[&operands[5]]])?;
-        let mut factor = self.op("rsqrt", [spread])?;
+        let centered = self.copy.op("sub", [x, mean])?;
+        let spread = self.copy.op("add", [var, self.copy.place[&operands[5]]])?;
+        let mut factor = self.copy.op("rsqrt", [spread])?;
         if let Some(weight) = weight {
-            factor = self.op("mul", [factor, weight])?;
+            factor = self.copy.op("mul", [factor, weight])?;
         }
-        let mut y = self.op("mul", [centered, factor])?;
+        let mut y = self.copy.op("mul", [centered, factor])?;
         if let Some(bias) = bias {
-            y = self.op("add", [y, bias])?;
+            y = self.copy.op("add", [y, bias])?;
         }
         self.cast(y, t.dtype)
     }
 
     fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
-        if self.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
+        if self.copy.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
             return Ok(id);
         }
-        let dtype = self.made.program.attr(Attr::DType(dtype));
-        self.op("cast", [id, dtype])
+        let dtype = self.copy.made.program.attr(Attr::DType(dtype));
+        self.copy.op("cast", [id, dtype])
     }
 
     /// The image with channels last of which a node is the mean over all places, and whether those are kept as
     /// dimensions of size one. torch's own kernel reads such an image in the order in which it lies.
     fn whole_mean(&self, id: Id) -> Option<(Id, bool)> {
-        let source = &self.source.program;
+        let source = &self.copy.source.program;
         let children = &source.node(id).children;
-        let ints = |i: usize| self.ints(children[i]);
-        let keep = match self.name(id) {
+        let ints = |i: usize| self.copy.ints(children[i]);
+        let keep = match self.copy.name(id) {
             "adaptive_avg_pool2d" => (ints(1)? == [1, 1]).then_some(true)?,
             "mean" => {
                 let mut dims = ints(1)?;
@@ -281,9 +261,9 @@ impl Turned<'_> {
     }
 
     fn mean(&mut self, x: Id, keep: bool) -> Result<Id> {
-        let dims = self.made.program.attr(Attr::ints(&[-3, -2]));
-        let keep = self.made.program.attr(Attr::Bool(keep));
-        self.op("mean", [x, dims, keep])
+        let dims = self.copy.made.program.attr(Attr::ints(&[-3, -2]));
+        let keep = self.copy.made.program.attr(Attr::Bool(keep));
+        self.copy.op("mean", [x, dims, keep])
     }
 
     /// An operand that broadcasts to an image, with channels last.
@@ -293,11 +273,11 @@ impl Turned<'_> {
         };
         let whole = |d: &Dim| d.is(1);
         Ok(match t.rank() {
-            0 => Some(self.place[&id]),
+            0 => Some(self.copy.place[&id]),
             // One number for each channel.
             3 if t.shape[1..].iter().all(whole) && (t.shape[0] == out.shape[1] || t.shape[0].is(1)) => {
-                let size = self.made.program.attr(Attr::Ints(t.shape[..1].to_vec().into()));
-                Some(self.op("reshape", [self.place[&id], size])?)
+                let size = self.copy.made.program.attr(Attr::Ints(t.shape[..1].to_vec().into()));
+                Some(self.copy.op("reshape", [self.copy.place[&id], size])?)
             }
             4 => Some(self.with_last(id)?),
             _ => None,
@@ -307,7 +287,7 @@ impl Turned<'_> {
     fn with_last(&mut self, id: Id) -> Result<Id> {
         match self.last.get(&id) {
             Some(last) => Ok(*last),
-            None => self.permuted(self.place[&id], &LAST),
+            None => self.copy.permuted(self.copy.place[&id], &LAST),
         }
     }
 
@@ -316,9 +296,9 @@ impl Turned<'_> {
         if let Some((x, false)) = self.whole_mean(id) {
             return self.mean(x, false).map(Some);
         }
-        let children = &self.source.program.node(id).children;
+        let children = &self.copy.source.program.node(id).children;
         // The model itself puts the channels last.
-        let turns = self.name(id) == "permute" && self.ints(children[1]).is_some_and(|order| order == LAST);
+        let turns = self.copy.name(id) == "permute" && self.copy.ints(children[1]).is_some_and(|order| order == LAST);
         Ok(children
             .first()
             .and_then(|x| self.last.get(x))
@@ -328,15 +308,15 @@ impl Turned<'_> {
 
     /// Notes how a node lies with channels last that was added as it is.
     fn note_last(&mut self, id: Id, new: Id) -> Result<()> {
-        let source = &self.source.program;
+        let source = &self.copy.source.program;
         let children = &source.node(id).children;
         if image(source.ty(id)).is_none() || children.is_empty() {
             return Ok(());
         }
-        let from = match self.name(id) {
+        let from = match self.copy.name(id) {
             // What the model had with channels last.
-            "permute" if self.ints(children[1]).is_some_and(|order| order == FIRST) => {
-                self.last.insert(id, self.place[&children[0]]);
+            "permute" if self.copy.ints(children[1]).is_some_and(|order| order == FIRST) => {
+                self.last.insert(id, self.copy.place[&children[0]]);
                 return Ok(());
             }
             // One of several results is of what the call reads.
@@ -344,41 +324,17 @@ impl Turned<'_> {
                 .node(children[0])
                 .children
                 .first()
-                .filter(|_| matches!(self.name(children[0]), "split" | "native_max_pool2d")),
+                .filter(|_| matches!(self.copy.name(children[0]), "split" | "native_max_pool2d")),
             "slice" | "contiguous" | "detach" | "alias" => Some(&children[0]),
             name if is_pool(name) => Some(&children[0]),
             _ => None,
         };
         if from.is_some_and(|x| self.last.contains_key(x)) {
             // It lies as what it reads.
-            let last = self.permuted(new, &LAST)?;
+            let last = self.copy.permuted(new, &LAST)?;
             self.last.insert(id, last);
         }
         Ok(())
-    }
-
-    fn name(&self, id: Id) -> &'static str {
-        match &self.source.program.node(id).op {
-            Op::Row(op) => table().row(*op).name,
-            _ => "",
-        }
-    }
-
-    fn ints(&self, id: Id) -> Option<Vec<i64>> {
-        self.source.program.ty(id).attr().and_then(Attr::known_ints)
-    }
-
-    fn int(&self, id: Id) -> Option<i64> {
-        self.source.program.ty(id).attr().and_then(Attr::as_int)
-    }
-
-    fn permuted(&mut self, id: Id, order: &[i64]) -> Result<Id> {
-        let order = self.made.program.attr(Attr::ints(order));
-        self.op("permute", [id, order])
-    }
-
-    fn op(&mut self, name: &str, operands: impl IntoIterator<Item = Id>) -> Result<Id> {
-        Ok(self.made.program.op(op_id(name), operands)?)
     }
 }
 
