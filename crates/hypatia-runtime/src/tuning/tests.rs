@@ -83,7 +83,7 @@ fn broken_and_foreign_files_are_absent_and_rebuilt() {
     let folder = Folder::new();
     assert!(saved(&folder.0, "linear", "a"));
     let good = fs::read(folder.file()).unwrap();
-    let other = String::from_utf8(good.clone()).unwrap().replacen('1', "999", 1);
+    let other = String::from_utf8(good.clone()).unwrap().replacen('2', "999", 1);
     let large = vec![b'x'; file::LIMIT + 1];
     for bytes in [
         &b"\xff\x00 no text"[..],
