@@ -18,6 +18,8 @@ from .records import value_of
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (torch.conv2d, torch.nn.functional.conv2d, aten.conv2d.default, aten.convolution.default)
+LEAST = 8
+"""A net with fewer convolutions is something else: patches of a transformer are made by one."""
 DEVICES = ("cuda",)
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -28,7 +30,7 @@ def turned(gm: fx.GraphModule) -> int:
     None is turned where a result is an image: it would lie in memory otherwise than the model's own.
     """
     found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _CONVOLUTIONS]
-    if not found or not all(map(_can_turn, found)) or any(map(_is_image, _results(gm))):
+    if len(found) < LEAST or not all(map(_can_turn, found)) or any(map(_is_image, _results(gm))):
         return 0
     if any(_is_image(n) and value_of(n).requires_grad for n in _inputs(gm)):
         return 0
@@ -71,13 +73,12 @@ def _argument(node: fx.Node, place: int, name: str) -> Any:
 
 
 def _can_turn(node: fx.Node) -> bool:
-    """Whether a convolution is one of images on a GPU in 16 bits, not of each channel by itself."""
+    """Whether a convolution is one of images on a GPU in 16 bits."""
     read = [_argument(node, 0, "input"), _argument(node, 1, "weight")]
     if not all(isinstance(n, fx.Node) and _is_image(n) for n in read):
         return False
-    image, weight = (value_of(n) for n in read)
-    is_grouped = image.shape[1] != weight.shape[1]
-    return image.device.type in DEVICES and image.dtype in _DTYPES and not is_grouped
+    image = value_of(read[0])
+    return image.device.type in DEVICES and image.dtype in _DTYPES
 
 
 def _is_image(node: object) -> bool:

@@ -119,8 +119,19 @@ def _is_alone() -> bool:
     return all(t is own or _never_draws(t) for t in threading.enumerate())
 
 
+_of_autograd: set[int] = set()
+"""Threads in which autograd runs backward passes, by number. They work only while another one waits."""
+
+
+def note_thread_of_autograd() -> None:
+    """Says that this thread is one of autograd's."""
+    _of_autograd.add(threading.get_ident())
+
+
 def _never_draws(thread: threading.Thread) -> bool:
-    """Whether a thread is one that loads data, shows progress, or waits for Inductor's compilers."""
+    """Whether a thread loads data, shows progress, or waits for Inductor's compilers or a backward pass."""
+    if type(thread).__name__ == "_DummyThread" and thread.ident in _of_autograd:
+        return True
     if type(thread).__name__ == "TMonitor" or any(name in thread.name for name in _OF_LIBRARIES):
         return True
     given: tuple[Any, ...] = getattr(thread, "_args", ())

@@ -17,6 +17,7 @@ from ..capture.op_facts import draws
 from ..capture.records import value_of
 from ..execute.agreement import agree
 from ..execute.changes import State, note_changes
+from ..execute.cuda_graph import note_thread_of_autograd
 from ..execute.native import NativeGraph
 from ..execute.train_step import Backward, Forward, GivenTangents, Gradients, RecordedStep, Tensors
 from .dynamo_pass import Pass
@@ -50,6 +51,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> object:
+        note_thread_of_autograd()
         if not torch.is_grad_enabled():
             return _backward(ctx, *tangents)
         again = ctx.step.again
