@@ -164,11 +164,15 @@ class One:
         ]
         subject.own = subject.own or errors
         cell["error"] = max((e.max_relative for call in errors for e in call), default=0.0)
-        cell["right"] = all(
-            _is_right(e, o)
-            for ours, eager in zip(errors, subject.own, strict=True)
-            for e, o in zip(ours, eager, strict=True)
-        )
+        wrong = [
+            {"call": call, "result": place, "ulps": e.ulps, "eager_ulps": o.ulps}
+            for call, (ours, eager) in enumerate(zip(errors, subject.own, strict=True))
+            for place, (e, o) in enumerate(zip(ours, eager, strict=True))
+            if not _is_right(e, o)
+        ]
+        cell["right"] = not wrong
+        if wrong:
+            cell["wrong"] = wrong
 
     def memory(self) -> int:
         """Bytes that torch holds on a GPU; on a CPU the most that the process ever held."""
