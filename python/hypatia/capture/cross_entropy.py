@@ -168,8 +168,10 @@ def _write_gradient(graph: fx.Graph, loss: _Loss, row: _Rows, backward: fx.Node,
         scale = write(aten.div.Tensor, scale, row.number)
     scale = write(aten.expand.default, scale, [value.shape[0]])
     scale = write(aten.unsqueeze.default, write(aten.masked_fill.Scalar, scale, row.hidden, 0.0), 1)
-    columns = write(aten.arange.default, value.shape[1], dtype=torch.int64, device=value.device)
-    hit = _cast(write, write(aten.eq.Tensor, columns, row.place), torch.float32)
+    # Every element reads its column: the fewer bytes that has, the better.
+    columns = write(aten.arange.default, value.shape[1], dtype=torch.int32, device=value.device)
+    place = _cast(write, row.place, torch.int32)
+    hit = _cast(write, write(aten.eq.Tensor, columns, place), torch.float32)
     shifted = write(aten.sub.Tensor, write(aten.sub.Tensor, row.wide(write, row.logits), row.most), row.total)
     found = write(aten.sub.Tensor, write(aten.exp.default, shifted), hit)
     found = write(aten.mul.Tensor, found, scale)
