@@ -201,3 +201,28 @@ def test_gradients_of_dropout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
             call(x).backward()
         found.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_parts_are_permuted_before_they_are_stacked() -> None:
+    """As in the gradient of a layer that makes query, key and value at once."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.all(x).reshape(2, ROWS, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
+            return (torch.softmax(q @ k.transpose(-1, -2), -1) @ v).square().sum()
+
+    torch.manual_seed(0)
+    model = Attention()
+    call = by_torch(model)
+    x = torch.randn(2, ROWS, WIDTH)
+    found = []
+    for each in (call, call, model):
+        model.zero_grad()
+        each(x).backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[2])

@@ -42,4 +42,5 @@ pub const ABILITIES: Abilities = Abilities {
     depthwise: Some(31),
     whole_addends: true,
     any_reads: true,
+    puts_together: true,
 };

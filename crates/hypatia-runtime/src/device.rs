@@ -64,6 +64,9 @@ pub struct Abilities {
     /// Regions read within bounds and by index: paddings and gathers are parts of them; otherwise they are calls into
     /// torch.
     pub any_reads: bool,
+    /// A few tensors of one size are put together by a region, which computes them where they are needed; otherwise that
+    /// is a call into torch.
+    pub puts_together: bool,
 }
 
 /// Products of fp32 whose weight changes from call to call and is worth packing each time. Others are calls into torch.
@@ -102,6 +105,7 @@ impl Abilities {
         depthwise: None,
         whole_addends: false,
         any_reads: false,
+        puts_together: false,
     };
 
     /// Whether the step of a product of this element type applies an activation.

@@ -52,6 +52,16 @@ fn parts_are_put_together_inside_a_region() {
 }
 
 #[test]
+fn parts_of_one_size_are_put_together_by_a_region() {
+    let lowered = lowered("(tuple (cat -1 (neg x:[3,4]) y:[3,4]))");
+    let [Task::Region(step)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert_eq!((step.shape.clone(), step.slices.len()), (vec![3, 4], 2));
+    assert_eq!(step.outputs, lowered.plan.outputs);
+}
+
+#[test]
 fn parts_of_other_sizes_are_left_to_torch() {
     let lowered = lowered("(tuple (mul 2.0 (cat -1 (neg x:[3,4]) y:[3,5])))");
     let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
@@ -79,6 +89,21 @@ fn a_norm_without_eps_takes_that_of_what_it_computes_in() {
         "{:?}",
         lowered.plan.steps
     );
+}
+
+#[test]
+fn casts_to_wider_numbers_are_made_where_they_are_read() {
+    let statistics = "(let x (cast x:bf16[4,9] float32))
+(let m (amax x [-1] true))
+(let s (sum (exp (sub x m)) [-1] true))";
+    let lowered = lowered_with(&format!("{statistics}\n(tuple m s)"), 2, &Wish::on(CUDA));
+    let [Task::Rows(_), Task::Rows(sum)] = &lowered.plan.steps[..] else {
+        panic!("{:?}", lowered.plan.steps);
+    };
+    assert!(sum.inputs.iter().any(|o| o.value == lowered.plan.inputs[0]));
+    // Somebody else reads it: there is one of it for all.
+    let lowered = lowered_with(&format!("{statistics}\n(tuple m s x)"), 3, &Wish::on(CUDA));
+    assert_eq!(lowered.plan.steps.len(), 3, "{:?}", lowered.plan.steps);
 }
 
 #[test]
@@ -288,8 +313,7 @@ fn batch_norms_that_stay_are_pointwise() {
 (tuple (conv (relu {normed}) w2:{dtype}[8,16,3,3] none [1,1] [1,1] [1,1] 1) c)"
             ));
             let convolution = "aten.convolution.default";
-            let cat = "aten.cat.default";
-            let want = [convolution, "pointwise", cat, "pointwise", convolution, "copy"];
+            let want = [convolution, "pointwise", "pointwise", convolution, "copy"];
             assert_eq!(found, want, "{norm} of {dtype} by {statistics}");
         }
     }
@@ -342,7 +366,7 @@ fn images_stay_as_they_lie() {
 (let l (split a [4,4] -3))
 (tuple (reshape (permute (cat -3 (getitem l 0) (neg (getitem l 1))) [0,2,3,1]) [162,8]))"
     );
-    assert_eq!(steps(&parts), [convolution, "pointwise", "aten.cat.default"]);
+    assert_eq!(steps(&parts), [convolution, "pointwise"]);
     // The model has them last itself for a while: the bias is added where the norm reads, and the residual where it lies.
     let last = format!(
         "{image}

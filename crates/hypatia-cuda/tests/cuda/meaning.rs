@@ -24,6 +24,15 @@ type Holds = fn(&Task) -> bool;
 
 /// Programs, and what their plans must hold.
 const PROGRAMS: &[(&str, Holds)] = &[
+    // Put together of what is computed on the way, of what somebody else reads, and of what lies otherwise.
+    (
+        "(let y (tanh y:[3,4])) (tuple (linear w:[5,12] none (cat -1 (exp x:[3,4]) y (permute z:[4,3] [1,0]))) (exp y))",
+        |s| matches!(s, Task::Region(r) if r.slices.len() == 3 && r.inputs.len() == 3),
+    ),
+    (
+        "(tuple (cat -2 (exp x:[2,3]) y:[2,3]) (cat -1 x x))",
+        |s| matches!(s, Task::Region(r) if r.slices.len() == 2),
+    ),
     (
         "(tuple (add r:[7,20] (linear w:[20,40] b:[20] (relu (linear v:[40,16] c:[40] x:[7,16])))))",
         |s| matches!(s, Task::Linear(l) if l.r.is_some() && l.b.is_some()),

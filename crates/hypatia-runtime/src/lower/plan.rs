@@ -287,6 +287,11 @@ impl<'a> Lowering<'a> {
                 self.may_join = true;
                 self.absorb(*id);
             }
+            if !self.inside[usize::from(*id)]
+                && let Some((_, parts)) = self.join_step(*id)
+            {
+                self.absorb_parts(&parts);
+            }
         }
         for id in &order {
             if !self.inside[usize::from(*id)] && !self.changes_operands(*id) {
@@ -462,6 +467,7 @@ impl<'a> Lowering<'a> {
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ if self.is_read(id) => self.read_step(id),
+            _ if self.join_step(id).is_some() => self.joined_region(id, id),
             _ if self.pool(id).is_some() => self.pool_step(id),
             _ => match self.view(id)? {
                 Some(view) => {

@@ -1,5 +1,6 @@
 //! Tensors put together inside a pointwise region: the parts of the result are computed side by side, each from its
-//! part of the operands, and nothing is put together in memory. Rotary positions are written that way.
+//! part of the operands, and nothing is put together in memory. Rotary positions are written that way. On some devices
+//! tensors that are put together in memory are such a region, too, which computes what they are made of.
 
 use egg::Id;
 
@@ -29,9 +30,20 @@ impl Lowering<'_> {
         ((2..=MOST).contains(&parts.len()) && alike && !shape.contains(&0)).then_some((dim, parts))
     }
 
+    /// The same of a node that is a step of its own, on devices where that is a region.
+    pub(super) fn join_step(&self, id: Id) -> Option<(usize, Vec<Id>)> {
+        let (_, dtype) = self.shape(id).ok()?;
+        let copies = || Region::new(&[dtype], vec![], &[0], Rounding::EveryOp).is_ok() && !dtype.is_complex();
+        self.join(id).filter(|_| self.can.puts_together && copies())
+    }
+
     /// Takes a node that puts parts together into a region, with the pointwise nodes that its parts come from.
     pub(super) fn absorb_join(&mut self, join: Id, parts: &[Id]) {
         self.inside[usize::from(join)] = true;
+        self.absorb_parts(parts);
+    }
+
+    pub(super) fn absorb_parts(&mut self, parts: &[Id]) {
         for part in parts {
             let at = usize::from(*part);
             let free = !self.inside[at] && !self.tails.contains_key(part) && !self.source.weight[at];
@@ -62,7 +74,7 @@ impl Lowering<'_> {
         None
     }
 
-    /// The region of a node in which another puts parts together.
+    /// The region of a node in which another puts parts together, or the node itself does.
     pub(super) fn joined_region(&mut self, root: Id, join: Id) -> Result<()> {
         let (dim, parts) = self.join(join).ok_or_else(|| no_plan("parts of other sizes"))?;
         let (whole, dtype) = self.shape(root)?;
@@ -77,7 +89,9 @@ impl Lowering<'_> {
                 let operand = self.operand(*part)?;
                 one.read(*part, operand, self.shape(*part)?.1);
             }
-            self.upper_leaves(root, join, (dim, i), &whole, &mut one)?;
+            if root != join {
+                self.upper_leaves(root, join, (dim, i), &whole, &mut one)?;
+            }
             let place = self.code(*part, &mut one)?;
             one.place.insert(join, place);
             let result = self.code(root, &mut one)?;
