@@ -21,8 +21,8 @@ def prepare(joint: fx.GraphModule) -> None:
 
 
 def _permute_before_stacking(joint: fx.GraphModule) -> None:
-    """Gradients of query, key and value are stacked and permuted for one product: they are put together in the
-    order that it reads, by one kernel instead of two."""
+    """Gradients of query, key and value are stacked and permuted for one product: they are put together
+    in the order that it reads, by one kernel instead of two."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.stack.default):
         (user,) = node.users if len(node.users) == 1 else (None,)
         if user is None or user.target is not aten.permute.default:
