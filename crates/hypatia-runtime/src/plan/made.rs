@@ -133,3 +133,137 @@ impl<'a> Holding<'a> {
         numbers.filter_map(output).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use hypatia_core::ty::DType;
+
+    use super::*;
+    use crate::error::Result;
+    use crate::kernels::call::Strided;
+    use crate::plan::{Operand, TorchStep, Value};
+
+    struct Fake {
+        makes: bool,
+    }
+
+    impl Call for Fake {
+        unsafe fn call(&self, _: &[Strided<'_>], _: &[Strided<'_>]) -> Result<Handed> {
+            Ok(vec![])
+        }
+
+        fn makes(&self) -> bool {
+            self.makes
+        }
+    }
+
+    fn step(call: usize, reads: &[ValueId], writes: &[ValueId]) -> Task {
+        Task::Torch(TorchStep {
+            name: String::new(),
+            call,
+            reads: reads.iter().map(|id| Operand::dense(*id, &[4, 4])).collect(),
+            writes: writes.to_vec(),
+        })
+    }
+
+    /// Values 1 and 2 are of a call that makes tensors, 3 is of one that writes where it is told, 4 and 5 are outputs.
+    fn plan() -> (Plan, Vec<Box<dyn Call>>) {
+        let value = |_| Value {
+            shape: vec![4, 4],
+            dtype: DType::F32,
+        };
+        let plan = Plan {
+            values: (0..6).map(value).collect(),
+            steps: vec![
+                step(0, &[0], &[1, 2]),
+                step(1, &[1], &[3]),
+                step(2, &[1, 3], &[4]),
+                step(3, &[4, 2], &[5]),
+            ],
+            inputs: vec![0],
+            outputs: vec![5, 4],
+            ..Plan::default()
+        };
+        let calls = [true, false, true, false].map(|makes| Box::new(Fake { makes }) as Box<dyn Call>);
+        (plan, calls.into_iter().collect())
+    }
+
+    fn made(made: &Made) -> Vec<ValueId> {
+        (0..6).filter(|id| made.number(*id).is_some()).collect()
+    }
+
+    #[test]
+    fn calls_that_make_tensors_have_results_without_a_place() {
+        let (plan, calls) = plan();
+        assert_eq!(made(&Made::between(&plan, &calls, None)), [1, 2]);
+        let all = Made::all(&plan, &calls, None);
+        assert_eq!(made(&all), [1, 2, 4]);
+        assert_eq!([0, 1].map(|at| all.is_output(at)), [false, true]);
+        let (places, bytes) = plan.places(&all).unwrap();
+        assert_eq!(bytes, 64);
+        assert_eq!(places[1], crate::plan::Place::Nowhere);
+        assert_eq!(places[3], crate::plan::Place::Arena(0));
+        assert_eq!(places[4], crate::plan::Place::Output(1));
+    }
+
+    #[test]
+    fn values_that_live_across_a_border_have_a_place() {
+        let (plan, calls) = plan();
+        // The last step reads the second value; outputs have addresses of their own then.
+        assert_eq!(made(&Made::all(&plan, &calls, Some(3))), [1, 4]);
+        assert_eq!(made(&Made::all(&plan, &calls, Some(1))), [4]);
+    }
+
+    #[test]
+    fn values_of_which_torch_sees_a_part_have_a_place() {
+        let (mut plan, calls) = plan();
+        plan.seen.insert(1, (vec![4, 4], vec![1, 4]));
+        plan.seen.insert(2, (vec![4, 3], vec![4, 1]));
+        assert_eq!(made(&Made::between(&plan, &calls, None)), [1]);
+        plan.values[1].shape = vec![4, 0];
+        plan.seen.clear();
+        assert_eq!(made(&Made::between(&plan, &calls, None)), [2]);
+    }
+
+    #[test]
+    fn a_value_with_two_writers_has_a_place() {
+        let (mut plan, calls) = plan();
+        plan.steps[1] = step(1, &[1], &[3, 2]);
+        assert_eq!(made(&Made::between(&plan, &calls, None)), [1]);
+    }
+
+    #[test]
+    fn memory_is_held_until_the_last_reader() {
+        struct Owner(Arc<AtomicUsize>);
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (plan, calls) = plan();
+        let all = Made::all(&plan, &calls, None);
+        let freed = Arc::new(AtomicUsize::new(0));
+        let count = || freed.load(Ordering::Relaxed);
+        let kept = |at: usize| Kept::new(at as *mut u8, Owner(freed.clone()));
+        let mut holding = Holding::new(&all);
+        assert_eq!(holding.at(1), None);
+        holding.hold(1, kept(16));
+        holding.hold(2, kept(32));
+        holding.leave(0);
+        holding.leave(1);
+        assert_eq!((holding.at(1), holding.at(2)), (Some(16 as *mut u8), Some(32 as *mut u8)));
+        holding.hold(4, kept(48));
+        holding.leave(2);
+        assert_eq!((count(), holding.at(1), holding.at(4)), (1, None, Some(48 as *mut u8)));
+        holding.leave(3);
+        assert_eq!(count(), 2);
+        let outputs = holding.outputs();
+        assert_eq!(outputs.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [1]);
+        assert_eq!(count(), 2);
+        drop(outputs);
+        assert_eq!(count(), 3);
+    }
+}
