@@ -140,8 +140,8 @@ mod tests {
         let made = at(64, &[2, 1, 4], &[4, 7, 1]);
         assert!(made.stands_for(&wanted, &[32..64, 96..128]));
         // It overlaps an operand, or a result that is taken.
-        assert!(!made.stands_for(&wanted, &[0..65]));
-        assert!(!made.stands_for(&wanted, &[95..200]));
+        assert!(!made.stands_for(&wanted, &[0..16, 0..65]));
+        assert!(!made.stands_for(&wanted, &[0..16, 95..200]));
         let others = [
             at(0, &[2, 1, 4], &[4, 4, 1]),
             at(72, &[2, 1, 4], &[4, 4, 1]),

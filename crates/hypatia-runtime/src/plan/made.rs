@@ -254,7 +254,10 @@ mod tests {
         holding.hold(2, kept(32));
         holding.leave(0);
         holding.leave(1);
-        assert_eq!((holding.at(1), holding.at(2)), (Some(16 as *mut u8), Some(32 as *mut u8)));
+        assert_eq!(
+            (holding.at(1), holding.at(2)),
+            (Some(16 as *mut u8), Some(32 as *mut u8))
+        );
         holding.hold(4, kept(48));
         holding.leave(2);
         assert_eq!((count(), holding.at(1), holding.at(4)), (1, None, Some(48 as *mut u8)));

@@ -135,8 +135,8 @@ impl Tensor {
     fn data(&self) -> Result<*mut u8> {
         let mut data = null_mut();
         // SAFETY: a tensor, and a place for the answer.
-        self.shim
-            .done(unsafe { (self.shim.looks.data)(self.handle, &mut data) }, "an address")?;
+        let status = unsafe { (self.shim.looks.data)(self.handle, &mut data) };
+        self.shim.done(status, "an address")?;
         Ok(data.cast())
     }
 
