@@ -10,12 +10,11 @@ mod part;
 mod product;
 mod torch;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hypatia_runtime::kernels::call::{Call, Kept};
-use hypatia_runtime::plan::{DepthwiseStep, LinearStep, Operand, Place, Plan, Task, ValueId, WindowOp};
+use hypatia_runtime::kernels::call::{Call, Handed};
+use hypatia_runtime::plan::{DepthwiseStep, Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp};
 
 use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
@@ -25,7 +24,7 @@ use crate::kernel::{Kernel, Loaded};
 pub use crate::setting::Setting;
 use crate::{Error, Result};
 use batch::Batch;
-use calls::{Running, last_reads};
+use calls::Running;
 pub use device::Cuda;
 use norm::Norm;
 pub use part::{Part, is_late, late};
@@ -67,8 +66,8 @@ pub struct Bound {
     values: usize,
     workspace: usize,
     whole: Part,
-    /// The last step that reads each value.
-    last: Vec<usize>,
+    /// Values that stay where torch makes them.
+    made: Made,
     /// Launches of one call are not mixed with those of another, since they share memory.
     turn: Mutex<()>,
 }
@@ -96,7 +95,8 @@ impl Bound {
         }
         let device = setting.stream.device();
         let _current = device.enter()?;
-        let (places, values) = plan.places().map_err(|e| Error::unsupported(e.to_string()))?;
+        let made = Made::all(&plan, &calls, late(&plan));
+        let (places, values) = (plan.places(&made)).map_err(|e| Error::unsupported(e.to_string()))?;
         // cuBLASLt wants its room to start there.
         let values = values.next_multiple_of(WORKSPACE);
         let mut steps = vec![];
@@ -156,7 +156,7 @@ impl Bound {
             calls,
             values,
             workspace,
-            last: last_reads(&plan),
+            made,
             turn: Mutex::new(()),
             plan,
         })
@@ -173,6 +173,11 @@ impl Bound {
     /// Bytes of device memory that a call needs beside inputs and outputs.
     pub fn arena_bytes(&self) -> usize {
         self.values + self.workspace
+    }
+
+    /// Whether an output, by its place among them, may be without an address: torch makes it.
+    pub fn makes(&self, output: usize) -> bool {
+        self.made.is_output(output)
     }
 
     /// The plan.
@@ -194,12 +199,13 @@ impl Bound {
         self.steps.iter().filter_map(kind).collect()
     }
 
-    /// Runs all steps on a stream.
+    /// Runs all steps on a stream. Outputs that torch makes may have the address zero; they are returned.
     ///
     /// # Safety
-    /// Every address is that of its value, dense and aligned, on the device; outputs and the arena overlap nothing else,
-    /// and all of it lives until the stream is done.
-    pub unsafe fn run(&self, stream: Stream, inputs: &[u64], outputs: &[u64], arena: u64) -> Result<()> {
+    /// Every other address is that of its value, dense and aligned, on the device; outputs and the arena overlap nothing
+    /// else, and all of it lives until the stream is done. The stream is torch's current one, on which its ops run: memory
+    /// that torch made goes back to its allocator once the last reader is launched.
+    pub unsafe fn run(&self, stream: Stream, inputs: &[u64], outputs: &[u64], arena: u64) -> Result<Handed> {
         // SAFETY: promised by the caller.
         unsafe { self.run_part(&self.whole, stream, inputs, outputs, arena) }
     }
@@ -208,7 +214,8 @@ impl Bound {
     ///
     /// # Safety
     /// As of [`Bound::run`], but for outputs that these steps do not use. The part is of this plan, and the steps before
-    /// it have run on the same inputs, outputs and arena, and are done before these on the stream.
+    /// it have run on the same inputs, outputs and arena, and are done before these on the stream. Outputs that torch
+    /// made for those have their addresses.
     pub unsafe fn run_part(
         &self,
         part: &Part,
@@ -216,53 +223,54 @@ impl Bound {
         inputs: &[u64],
         outputs: &[u64],
         arena: u64,
-    ) -> Result<()> {
+    ) -> Result<Handed> {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
             return Err(Error::unsupported("another number of inputs or outputs"));
         }
         if part.steps.is_empty() {
-            return Ok(());
+            return Ok(vec![]);
         }
         let _current = self.device.enter()?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let launch = |stream: Stream| {
-            let mut kept = BTreeMap::new();
+            let mut holding = Holding::new(&self.made);
+            let run = Running {
+                stream,
+                inputs,
+                outputs,
+                arena,
+            };
             for at in part.steps.clone() {
-                let step = &self.plan.steps[at];
-                let call = Running {
-                    stream,
-                    inputs,
-                    outputs,
-                    arena,
-                    end: part.steps.end,
-                };
                 // SAFETY: promised by the caller.
-                unsafe { self.step(&call, at, &mut kept) }
-                    .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", step.name())))?;
-                // torch hands memory out again in the order of the stream.
-                kept.retain(|id: &ValueId, _| self.last[*id] > at);
+                unsafe { self.step(&run, at, &mut holding) }
+                    .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", self.plan.steps[at].name())))?;
+                // Torch's allocator hands memory out again to work on the same stream, which waits for all that is
+                // launched so far.
+                holding.leave(at);
             }
-            Ok(())
+            Ok(holding.outputs())
         };
         let Some(replay) = &part.replay else {
             return launch(stream);
         };
         let addresses: smallvec::SmallVec<[u64; 8]> = inputs.iter().chain(outputs).chain([&arena]).copied().collect();
-        // SAFETY: promised by the caller; constants and kernels live as long as this.
-        unsafe { replay.run(stream, &addresses, launch) }
+        // SAFETY: promised by the caller; constants and kernels live as long as this. Torch makes nothing here.
+        unsafe { replay.run(stream, &addresses, |stream| launch(stream).map(|_| ()))? };
+        Ok(vec![])
     }
 
     /// # Safety
     /// As of `run`.
-    unsafe fn step(&self, call: &Running<'_>, at: usize, kept: &mut BTreeMap<ValueId, Kept>) -> Result<()> {
-        let Running { stream, arena, .. } = *call;
+    unsafe fn step(&self, run: &Running<'_>, at: usize, holding: &mut Holding<'_>) -> Result<()> {
+        let Running { stream, arena, .. } = *run;
         let (step, ready) = (&self.plan.steps[at], &self.steps[at]);
         if let Task::Torch(t) = step {
-            let found = self.torch(t, call, kept)?;
-            kept.extend(found);
+            for (i, kept) in self.torch(t, run, holding)? {
+                holding.hold(t.writes[i], kept);
+            }
             return Ok(());
         }
-        let value = |id: ValueId| self.address(id, call, kept);
+        let value = |id: ValueId| self.address(id, run, holding);
         let operand = |o: &Operand| Ok(value(o.value)? + (o.offset * self.plan.values[o.value].dtype.size()) as u64);
         match (step, ready) {
             (Task::Linear(l), Ready::Product(product)) => {

@@ -14,11 +14,12 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::cuda_outputs::Outputs;
 use crate::cuda_rest::CudaPlanRest;
 use crate::logging::logged;
-use crate::plan::{Expected, NativePlan, calls_and_watched, dispatched, given, objects, unfit};
+use crate::plan::{Expected, NativePlan, calls_and_watched, dispatched, given, unfit};
 use crate::split_weights::SplitWeights;
-use crate::tensor::{Exchange, Fresh};
+use crate::tensor::Exchange;
 use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, tuning};
 
@@ -223,20 +224,19 @@ impl BoundCudaPlan {
         };
         let device = Device::get(self.gpu).map_err(failed)?;
         let on = device.stream(stream);
-        let fresh: Vec<Fresh> = (self.outputs.iter())
-            .map(|expected| expected.allocate(self.exchange, Some(self.gpu)))
-            .collect::<PyResult<_>>()?;
-        let results: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
+        let mut outputs = Outputs::new(self, |_| true)?;
         // The arena stays alive in `_arena`, or with the plan.
         let Ok((arena, _arena)) = self.arena(py, stream, on.is_capturing().map_err(failed)?) else {
             return Ok(None);
         };
-        guarded(py, || {
+        let addresses = outputs.addresses();
+        let handed = guarded(py, || {
             // SAFETY: inputs were checked and belong to the caller; everything else comes from torch's allocator, which
-            // knows on which stream it is used.
-            unsafe { Cuda.run(&self.runnable, (on, arena), &given, &results) }.map_err(failed)
+            // knows on which stream it is used: torch's current one, as callers say.
+            unsafe { self.runnable.run(on, &given, &addresses, arena) }.map_err(failed)
         })?;
-        let objects = objects(py, fresh)?;
+        outputs.take(self, handed);
+        let objects = outputs.objects(py)?;
         let Some(returns) = &self.returns else {
             return PyTuple::new(py, objects).map(Some);
         };

@@ -2,11 +2,12 @@
 
 use hypatia_cuda::driver::Device;
 use hypatia_cuda::plan::{Part, is_late};
+use hypatia_runtime::kernels::call::Handed;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::cuda_outputs::Outputs;
 use crate::cuda_plan::BoundCudaPlan;
-use crate::plan::objects;
 use crate::{caught, failed, guarded};
 
 /// What is left to do once the first steps of a plan have run: the last ones write large results, into new memory at
@@ -51,54 +52,63 @@ impl CudaPlanRest {
         let bound = plan.get();
         let steps = bound.runnable.plan().steps.len();
         let late = bound.late.unwrap_or(steps);
+        let is_late = is_late(bound.runnable.plan(), late);
+        let mut outputs = Outputs::new(bound, |at| !is_late[at])?;
+        let arena = bound.new_arena(py)?;
+        let first = bound.runnable.part(0..late);
+        let handed = run_part(py, bound, &first, stream, (&addresses, &outputs.addresses(), arena.1))?;
+        outputs.take(bound, handed);
         let mut early = vec![];
-        for (expected, is_late) in bound.outputs.iter().zip(is_late(bound.runnable.plan(), late)) {
-            early.push(if is_late {
-                None
-            } else {
-                let fresh = expected.allocate(bound.exchange, Some(bound.gpu))?;
-                let address = fresh.data() as u64;
-                Some((fresh.into_object(py)?.unbind(), address))
+        for (output, is_late) in outputs.into_inner().into_iter().zip(is_late) {
+            early.push(match output {
+                None if is_late => None,
+                None => return Err(failed("an output is missing")),
+                Some(fresh) => {
+                    let address = fresh.data() as u64;
+                    Some((fresh.into_object(py)?.unbind(), address))
+                }
             });
         }
-        let rest = CudaPlanRest {
+        Ok(CudaPlanRest {
             part: bound.runnable.part(late..steps),
             inputs: addresses,
             early,
-            arena: bound.new_arena(py)?,
+            arena,
             // What a plan changes is not kept; such a plan has no last steps.
             _inputs: bound.late.is_some().then(|| inputs.clone().unbind()),
             plan,
-        };
-        rest.run_part(py, &rest.plan.get().runnable.part(0..late), stream, &[])?;
-        Ok(rest)
+        })
     }
 
     fn run<'py>(&self, py: Python<'py>, stream: usize) -> PyResult<Bound<'py, PyTuple>> {
         let bound = self.plan.get();
-        let mut fresh = vec![];
-        for (expected, early) in bound.outputs.iter().zip(&self.early) {
-            if early.is_none() {
-                fresh.push(expected.allocate(bound.exchange, Some(bound.gpu))?);
-            }
-        }
-        let addresses: Vec<u64> = fresh.iter().map(|f| f.data() as u64).collect();
-        self.run_part(py, &self.part, stream, &addresses)?;
-        PyTuple::new(py, objects(py, fresh)?)
-    }
-
-    /// Runs some steps, with the addresses of late outputs if they use those.
-    fn run_part(&self, py: Python<'_>, part: &Part, stream: usize, late: &[u64]) -> PyResult<()> {
-        let bound = self.plan.get();
-        let mut late = late.iter().copied();
-        let outputs: Vec<u64> = (self.early.iter())
-            .map(|early| early.as_ref().map_or_else(|| late.next().unwrap_or(0), |(_, at)| *at))
+        let mut outputs = Outputs::new(bound, |at| self.early[at].is_none())?;
+        let early = self.early.iter().map(|e| e.as_ref().map(|(_, address)| *address));
+        let addresses: Vec<u64> = (outputs.addresses().into_iter().zip(early))
+            .map(|(late, early)| early.unwrap_or(late))
             .collect();
-        guarded(py, || {
-            let on = Device::get(bound.gpu).map_err(failed)?.stream(stream);
-            // SAFETY: inputs were checked and are kept, or belong to the caller of `begin`, who waits; everything else
-            // comes from torch's allocator and is kept, or is new. The first steps do not use late outputs.
-            unsafe { (bound.runnable).run_part(part, on, &self.inputs, &outputs, self.arena.1) }.map_err(failed)
-        })
+        let handed = run_part(py, bound, &self.part, stream, (&self.inputs, &addresses, self.arena.1))?;
+        outputs.take(bound, handed);
+        let fresh = outputs.into_inner().into_iter().zip(&self.early);
+        let late = fresh.filter(|(_, early)| early.is_none());
+        let objects = late.map(|(fresh, _)| fresh.ok_or_else(|| failed("an output is missing"))?.into_object(py));
+        PyTuple::new(py, objects.collect::<PyResult<Vec<_>>>()?)
     }
+}
+
+/// Runs some steps on inputs, outputs and an arena.
+fn run_part(
+    py: Python<'_>,
+    bound: &BoundCudaPlan,
+    part: &Part,
+    stream: usize,
+    (inputs, outputs, arena): (&[u64], &[u64], u64),
+) -> PyResult<Handed> {
+    guarded(py, || {
+        let on = Device::get(bound.gpu).map_err(failed)?.stream(stream);
+        // SAFETY: inputs were checked and are kept, or belong to the caller of `begin`, who waits; everything else
+        // comes from torch's allocator and is kept, or is new. The first steps do not use late outputs, and outputs that
+        // torch made for them are kept.
+        unsafe { (bound.runnable).run_part(part, on, inputs, outputs, arena) }.map_err(failed)
+    })
 }

@@ -2,6 +2,7 @@
 
 mod call;
 mod cuda;
+mod cuda_outputs;
 mod cuda_plan;
 mod cuda_rest;
 mod devices;

@@ -335,7 +335,7 @@ pub fn unfit(
 }
 
 /// Whether a tensor is a lazy negation or a lazy conjugate: its memory has other signs.
-fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: DType) -> PyResult<bool> {
+pub fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: DType) -> PyResult<bool> {
     let negated = tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()?;
     Ok(negated || dtype.is_complex() && tensor.call_method0(intern!(tensor.py(), "is_conj"))?.extract()?)
 }

@@ -1,11 +1,12 @@
 //! Tensors across the border, by DLPack's table of C functions: no Python call, no copy.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use hypatia_core::ty::DType;
-use hypatia_runtime::kernels::call::Strided;
+use hypatia_runtime::kernels::call::{Kept, Strided};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -82,7 +83,7 @@ struct Table {
     version: Version,
     previous: *mut c_void,
     allocate: unsafe extern "C" fn(*mut DlTensor, *mut *mut Managed, *mut c_void, SetError) -> c_int,
-    managed_from_object: *const c_void,
+    managed_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut *mut Managed) -> c_int>,
     object_from_managed: unsafe extern "C" fn(*mut Managed, *mut *mut c_void) -> c_int,
     tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
     current_stream: *const c_void,
@@ -204,6 +205,8 @@ struct Ours {
     _strides: Vec<i64>,
     /// Memory that goes back when torch is done with it.
     block: Option<(Block, Arc<Spares>)>,
+    /// Memory that a call handed over.
+    taken: Option<Kept>,
 }
 
 unsafe extern "C" fn free_ours(managed: *mut Managed) {
@@ -228,6 +231,7 @@ impl Ours {
             _shape: shape,
             _strides: strides,
             block: None,
+            taken: None,
         });
         ours.managed.manager_ctx = (&raw mut *ours).cast();
         ours
@@ -252,6 +256,33 @@ impl Exchange {
         Ours::make(t.data, t.dtype, shape, strides, t.gpu)
             .into_fresh(*self)
             .into_object(py)
+    }
+
+    /// A dense tensor in memory that a call handed over.
+    ///
+    /// # Safety
+    /// The memory holds the tensor.
+    pub unsafe fn adopt(&self, dtype: DType, shape: &[i64], taken: Kept, gpu: Option<u32>) -> Fresh {
+        let mut ours = Ours::make(taken.data(), dtype, shape.to_vec(), dense(shape), gpu);
+        ours.taken = Some(taken);
+        ours.into_fresh(*self)
+    }
+
+    /// The tensor of an object, which then lives without it.
+    pub fn owned(&self, object: &Bound<'_, PyAny>) -> PyResult<Fresh> {
+        let Some(hand_over) = self.table().managed_from_object else {
+            return Err(PyRuntimeError::new_err("torch does not hand over its tensors"));
+        };
+        let mut made: *mut Managed = null_mut();
+        // SAFETY: the GIL is held; torch checks that the object is a tensor.
+        let failed = unsafe { hand_over(object.as_ptr().cast(), &mut made) };
+        match NonNull::new(made) {
+            Some(managed) if failed == 0 => Ok(Fresh {
+                managed,
+                exchange: *self,
+            }),
+            _ => Err(PyErr::take(object.py()).unwrap_or_else(|| PyTypeError::new_err("not a tensor"))),
+        }
     }
 
     /// A new dense tensor in memory that is used again when torch is done with it; none if there is no memory.
@@ -298,6 +329,34 @@ impl Borrowed {
         (t.device_type, t.device_id) == device(gpu)
             && (t.code, t.bits, t.lanes) == (code_of(dtype).0, code_of(dtype).1, 1)
             && t.ndim as usize == rank
+    }
+
+    /// The GPU that has it, or none if the CPU has it; an error says that it is elsewhere.
+    pub fn gpu(&self) -> PyResult<Option<u32>> {
+        match self.tensor.device_type {
+            CPU => Ok(None),
+            CUDA => Ok(Some(self.tensor.device_id as u32)),
+            _ => Err(PyTypeError::new_err("a tensor on an unknown device")),
+        }
+    }
+
+    /// Whether a call may hand it over as this result; see [`Strided::stands_for`].
+    pub fn stands_for(&self, wanted: &Strided<'_>, others: &[Range<usize>]) -> bool {
+        let rank = wanted.shape.len();
+        if !self.is_like(wanted.dtype, rank, wanted.gpu) {
+            return false;
+        }
+        let (shape, strides): (Vec<usize>, Vec<isize>) = (0..rank)
+            .map(|i| self.dimension(i))
+            .map(|(size, stride)| (size as usize, stride as isize))
+            .unzip();
+        let found = Strided {
+            data: self.data(),
+            shape: &shape,
+            strides: &strides,
+            ..*wanted
+        };
+        found.stands_for(wanted, others)
     }
 
     /// Its size in a dimension, and from there to the next element.

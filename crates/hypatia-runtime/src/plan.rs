@@ -4,6 +4,7 @@ mod address;
 mod bind;
 mod chunks;
 mod device;
+mod made;
 mod product;
 mod ready;
 mod run;
@@ -21,6 +22,7 @@ pub use crate::step::{
 };
 use crate::tuning::Database;
 pub use device::Cpu;
+pub use made::{Holding, Made};
 use ready::{Ready, Weights};
 
 /// Where a value is during a call.
@@ -72,6 +74,8 @@ pub struct Runnable {
     constants: Vec<Memory>,
     /// What torch computes, by the number in the step.
     calls: Vec<Box<dyn Call>>,
+    /// Which values stay where torch makes them.
+    made: Made,
     arenas: Arenas,
 }
 

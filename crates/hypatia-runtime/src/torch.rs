@@ -3,6 +3,7 @@
 //! What these functions cannot express (old versions of torch, exotic arguments) is a [`Call`](crate::kernels::call::Call) of another kind,
 //! given by whoever binds the plan.
 
+mod handed;
 mod shim;
 
 pub use shim::{Argument, DispatcherCall, Shim, parallel_for};

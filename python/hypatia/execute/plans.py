@@ -100,9 +100,9 @@ class Planner:
         changing = (n.target for n in self.captured.nodes if changes_inputs(n))
         return any(f"({target})" in message for target in changing)
 
-    def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., None]]:
+    def calls(self, described: Sequence[TorchCall]) -> list[str | Callable[..., object]]:
         """The calls into torch that a plan's steps make."""
-        found: list[str | Callable[..., None]] = []
+        found: list[str | Callable[..., object]] = []
         for each in described:
             target, args, kwargs = self._call(each)
             into = not (each["is_vector"] and _resizes(target))

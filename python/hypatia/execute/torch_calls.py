@@ -42,11 +42,12 @@ def call(
     kept: Sequence[int] | None = None,
     *,
     into: bool = True,
-) -> str | Callable[..., None]:
+) -> str | Callable[..., object]:
     """A call of a target on arguments among which are :class:`Read`s, for the runtime.
 
     ``kept`` tells which of its results are written, where not all are. They are written ``into`` their memory
-    by torch itself, if it can, or copied there.
+    by torch itself, if it can, or copied there, or stay where torch made them if they have no memory yet: a
+    function returns these.
     """
     try:
         if kept:
@@ -58,8 +59,8 @@ def call(
 
 def _python(
     target: Any, args: Sequence[object], kwargs: dict[str, object], kept: Sequence[int] | None
-) -> Callable[..., None]:
-    def run(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+) -> Callable[..., object]:
+    def run(reads: list[torch.Tensor], writes: list[torch.Tensor | None]) -> list[torch.Tensor]:
         def given(value: object) -> Any:
             if isinstance(value, Read):
                 return reads[value.index]
@@ -68,17 +69,22 @@ def _python(
             return value
 
         results = target(*given(tuple(args)), **{k: given(v) for k, v in kwargs.items()})
+        handed: list[torch.Tensor] = []
         if not writes:
-            return
+            return handed
         if isinstance(results, torch.Tensor):
             results = (results,)
         if kept is not None:
             results = [results[i] for i in kept]
         for write, result in zip(writes, results, strict=True):
+            if write is None:
+                handed.append(result)
+                continue
             if result.device != write.device:
                 # Fake tensors do not tell where random states lie.
                 raise RuntimeError(f"a result of {target} is on {result.device}, not on {write.device}")
             write.copy_(result)
+        return handed
 
     return run
 
@@ -110,6 +116,7 @@ def _dispatched(
 def _writing(target: OpOverload) -> OpOverload | None:
     """The overload that writes its results into given tensors, if there is one that is alike otherwise.
 
+    Not one that torch generates: it calls the op and copies what that returns, which may stay where it is.
     Of several results only where torch checks them before its kernel runs: some kernels that are written by
     hand, such as ``cudnn_batch_norm.out``, return what they do not own, and that corrupts the heap.
     """
@@ -120,6 +127,8 @@ def _writing(target: OpOverload) -> OpOverload | None:
         overload = getattr(target.overloadpacket, name)
         arguments = overload._schema.arguments
         given, out = arguments[: len(wanted)], arguments[len(wanted) :]
+        if torch.Tag.generated in overload.tags:
+            continue
         if (
             [(a.name, str(a.type)) for a in given] == wanted
             and len(out) == len(target._schema.returns)

@@ -52,6 +52,8 @@ impl TorchProduct {
         };
         let (reads, writes) = ([tensor(o.left, 0), tensor(o.right, 1)], [tensor(o.out, 2)]);
         // SAFETY: promised by the caller.
-        unsafe { self.call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
+        unsafe { self.call.call(&reads, &writes) }
+            .map(|_| ())
+            .map_err(|e| Error::unsupported(e.to_string()))
     }
 }

@@ -1,7 +1,7 @@
 //! Where values are during a call.
 
 use super::chunks::Chunks;
-use super::{Memory, Operand, Place, Plan, ValueId, broken};
+use super::{Made, Memory, Operand, Place, Plan, ValueId, broken};
 use crate::arena::{Block, place_in};
 use crate::error::Result;
 
@@ -59,8 +59,8 @@ pub(super) struct Layout {
 impl Plan {
     /// Gives every value a place. Values in between lie in the memory of results that are not written yet, where they
     /// fit, and in a block of their own.
-    pub(super) fn layout(&self, chunks: &Chunks) -> Result<Layout> {
-        let (places, ids, lives) = self.lives(chunks)?;
+    pub(super) fn layout(&self, chunks: &Chunks, made: Option<&Made>) -> Result<Layout> {
+        let (places, ids, lives) = self.lives(chunks, made)?;
         let results: Vec<Block> = (self.outputs.iter())
             .map(|id| Block {
                 bytes: chunks.spare(self, *id),
@@ -78,9 +78,9 @@ impl Plan {
         })
     }
 
-    /// The addresses of all values, given those of constants.
-    pub(super) fn addresses(&self, constants: &[Memory], chunks: &Chunks) -> Result<Addresses> {
-        let layout = self.layout(chunks)?;
+    /// The addresses of all values, given those of constants. What torch makes has blocks of its own behind the others.
+    pub(super) fn addresses(&self, constants: &[Memory], chunks: &Chunks, made: &Made) -> Result<Addresses> {
+        let layout = self.layout(chunks, Some(made))?;
         let (input, output) = (1, 1 + self.inputs.len());
         let within = |block, offset| Some(Address::Within { block, offset });
         let address = |place: &Place| match *place {
@@ -92,6 +92,10 @@ impl Plan {
         let mut of: Vec<Option<Address>> = layout.places.iter().map(address).collect();
         for (id, block, offset) in layout.between {
             of[id] = within(block.map_or(0, |b| output + b), offset);
+        }
+        let behind = output + self.outputs.len();
+        for (id, address) in of.iter_mut().enumerate() {
+            *address = made.number(id).map_or(*address, |number| within(behind + number, 0));
         }
         let bytes = layout.bytes;
         Ok(Addresses { of, bytes })

@@ -9,7 +9,7 @@ use hypatia_core::ty::DType;
 
 use super::chunks::{Chunks, Form};
 use super::ready::{Ready, Weights};
-use super::{Gradient, LinearStep, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice};
+use super::{Gradient, LinearStep, Made, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice};
 use crate::arena::{Arenas, Life, place};
 use crate::cpu::ABILITIES;
 use crate::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
@@ -56,7 +56,10 @@ impl Plan {
         }
         // SAFETY: the caller vouches for the memory.
         let weights = unsafe { self.all_weights(constants, setting)? };
-        let addresses = self.addresses(constants, &chunks)?;
+        // Rows of a chunk are part of a value; a call makes all of it.
+        let whole = chunks.starts().len() == 1;
+        let made = Made::between(&self, if whole { &calls } else { &[] }, None);
+        let addresses = self.addresses(constants, &chunks, &made)?;
         let bound = |form: Form<'_>| {
             let steps = self.steps.iter().zip(&weights);
             let ready = steps.map(|(step, weights)| Ready::new(&self, step, weights.clone(), (&addresses, form)));
@@ -73,6 +76,7 @@ impl Plan {
             beside_torch: products || !calls.is_empty(),
             constants: constants.to_vec(),
             calls,
+            made,
             arenas: Arenas::new(addresses.bytes, chunks.together),
             plan: self,
         })
@@ -184,9 +188,9 @@ impl Plan {
             .ok_or_else(|| broken(format!("there is no value {id}")))
     }
 
-    /// Where each value is, and the bytes of the values in between.
-    pub fn places(&self) -> Result<(Vec<Place>, usize)> {
-        let (mut places, ids, lives) = self.lives(&Chunks::whole())?;
+    /// Where each value is, and the bytes of the values in between; those that torch makes are nowhere yet.
+    pub fn places(&self, made: &Made) -> Result<(Vec<Place>, usize)> {
+        let (mut places, ids, lives) = self.lives(&Chunks::whole(), Some(made))?;
         let (offsets, bytes) = place(&lives);
         for (id, offset) in ids.into_iter().zip(offsets) {
             places[id] = Place::Arena(offset);
@@ -194,8 +198,8 @@ impl Plan {
         Ok((places, bytes))
     }
 
-    /// Where inputs, constants and results are; the values in between and when they live.
-    pub(super) fn lives(&self, chunks: &Chunks) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
+    /// Where inputs, constants and results are; the values in between and when they live, but for those that torch makes.
+    pub(super) fn lives(&self, chunks: &Chunks, made: Option<&Made>) -> Result<(Vec<Place>, Vec<ValueId>, Vec<Life>)> {
         let mut places = vec![Place::Nowhere; self.values.len()];
         for (i, id) in self.inputs.iter().enumerate() {
             places[*id] = Place::Input(i);
@@ -217,7 +221,7 @@ impl Plan {
         let (mut ids, mut lives) = (vec![], vec![]);
         for (first, step) in self.steps.iter().enumerate() {
             for id in step.writes() {
-                if places[id] == Place::Nowhere {
+                if places[id] == Place::Nowhere && made.and_then(|m| m.number(id)).is_none() {
                     let last = last_read[id].max(first);
                     let bytes = chunks.bytes(self, id);
                     ids.push(id);

@@ -181,12 +181,12 @@ impl Plan {
     /// Bytes of results and of the block of values in between.
     fn needs(&self, chunks: &Chunks) -> Result<usize> {
         let results: usize = self.outputs.iter().map(|id| self.values[*id].bytes()).sum();
-        Ok(self.layout(chunks)?.bytes * chunks.together + results)
+        Ok(self.layout(chunks, None)?.bytes * chunks.together + results)
     }
 
     /// The most bytes that values and results have at the same time: what eager needs at least.
     fn alive_together(&self) -> Result<usize> {
-        let (_, _, lives) = self.lives(&Chunks::whole())?;
+        let (_, _, lives) = self.lives(&Chunks::whole(), None)?;
         let written = |id: &ValueId| self.steps.iter().position(|s| s.writes().contains(id)).unwrap_or(0);
         let results: Vec<(usize, usize)> = (self.outputs.iter())
             .map(|id| (written(id), self.values[*id].bytes()))

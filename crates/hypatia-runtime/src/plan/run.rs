@@ -7,10 +7,10 @@ use hypatia_core::ty::DType;
 use smallvec::SmallVec;
 
 use super::ready::{Ends, Form, Ready, Weights};
-use super::{LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
+use super::{Holding, LinearStep, Memory, Runnable, Task, TorchStep, broken, slice, slice_mut};
 use crate::cpu::linear::{Epilogue, LinearElement, Rows, RowsMut};
 use crate::error::{Error, Result};
-use crate::kernels::call::Strided;
+use crate::kernels::call::{Handed, Strided};
 use crate::pool::{Pool, on_borrowed};
 
 impl Runnable {
@@ -62,10 +62,22 @@ impl Runnable {
             blocks.push(arena.as_mut_ptr());
             let moved = given.iter().zip(&self.rows);
             blocks.extend(moved.map(|(m, row)| m.0.wrapping_add(start * row)));
+            let behind = blocks.len();
+            blocks.resize(behind + self.made.count, std::ptr::null_mut());
+            let mut holding = Holding::new(&self.made);
             for (at, (step, ready)) in self.plan.steps.iter().zip(steps).enumerate() {
-                // SAFETY: values that live at the same time do not overlap, and sizes are the values'.
+                // SAFETY: values that live at the same time do not overlap, and sizes are the values'. Each value that
+                // torch makes is held from the step that makes it to the last one that reads it.
                 let done = unsafe { self.step(threads, step, ready, &blocks) };
-                done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
+                let handed = done.map_err(|e| broken(format!("step {at} ({}): {e}", step.name())))?;
+                for (i, taken) in handed {
+                    let id = step.writes()[i];
+                    if let Some(number) = self.made.number(id) {
+                        blocks[behind + number] = taken.data();
+                        holding.hold(id, taken);
+                    }
+                }
+                holding.leave(at);
             }
             Ok(())
         });
@@ -74,10 +86,11 @@ impl Runnable {
 
     /// # Safety
     /// The blocks are those that addresses were made for, and values lie in them apart from each other.
-    unsafe fn step(&self, threads: usize, step: &Task, ready: &Ready, blocks: &[*mut u8]) -> Result<()> {
+    unsafe fn step(&self, threads: usize, step: &Task, ready: &Ready, blocks: &[*mut u8]) -> Result<Handed> {
         // SAFETY: by the caller; fits were made for these steps.
         unsafe {
             match (step, ready) {
+                (Task::Torch(t), Ready::Torch(ends, forms)) => return self.torch(t, ends, forms, blocks),
                 (Task::Linear(l), Ready::Linear { weights, m, x, r, y }) => {
                     let at = (x.of(blocks), r.map(|r| r.of(blocks)), y.of(blocks));
                     match weights.packed.kind().dtype() {
@@ -94,15 +107,15 @@ impl Runnable {
                     ends.at(blocks, |inputs, outputs| r.rows.run_at(fit, threads, inputs, outputs));
                     Ok(())
                 }
-                (Task::Torch(t), Ready::Torch(ends, forms)) => self.torch(t, ends, forms, blocks),
                 _ => Err(broken("bound as something else")),
             }
         }
+        .map(|()| vec![])
     }
 
     /// # Safety
     /// As for `step`.
-    unsafe fn torch(&self, t: &TorchStep, ends: &Ends, forms: &[Form], blocks: &[*mut u8]) -> Result<()> {
+    unsafe fn torch(&self, t: &TorchStep, ends: &Ends, forms: &[Form], blocks: &[*mut u8]) -> Result<Handed> {
         let (inputs, outputs) = ends.addresses.split_at(ends.inputs);
         let read = t.reads.iter().zip(inputs).map(|(operand, address)| Strided {
             data: address.of(blocks),
@@ -122,7 +135,11 @@ impl Runnable {
         let (reads, writes): (SmallVec<[_; 4]>, SmallVec<[_; 2]>) = (read.collect(), write.collect());
         let call = (self.calls.get(t.call)).ok_or_else(|| broken(format!("there is no call {}", t.call)))?;
         // SAFETY: by the caller.
-        unsafe { call.call(&reads, &writes) }
+        let handed = unsafe { call.call(&reads, &writes)? };
+        match writes.iter().filter(|w| w.is_open()).count() == handed.len() {
+            true => Ok(handed),
+            false => Err(broken("a call did not hand over its results")),
+        }
     }
 }
 

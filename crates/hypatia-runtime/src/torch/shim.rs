@@ -9,15 +9,13 @@ use hypatia_core::ty::DType;
 use libloading::Library;
 use serde::Deserialize;
 
+use super::handed::{Looks, Tensor};
 use crate::error::{Error, Result};
-use crate::kernels::call::{Call, Kept, Strided};
+use crate::kernels::call::{Call, Handed, Strided};
 use crate::pool::ParallelFor;
 
-/// Kernels take addresses of values to be multiples of this.
-const ALIGNMENT: usize = 16;
-
-type Status = i32;
-type Handle = *mut c_void;
+pub(super) type Status = i32;
+pub(super) type Handle = *mut c_void;
 /// A value on the dispatcher's stack: an integer, a float's bits, or a pointer.
 type Item = u64;
 
@@ -32,22 +30,15 @@ pub struct Shim {
     from_blob:
         unsafe extern "C" fn(*mut c_void, i64, *const i64, *const i64, i64, i32, i32, i32, *mut Handle) -> Status,
     copy: unsafe extern "C" fn(Handle, Handle, i32) -> Status,
-    delete: unsafe extern "C" fn(Handle) -> Status,
+    pub(super) delete: unsafe extern "C" fn(Handle) -> Status,
     again: unsafe extern "C" fn(Handle, *mut Handle) -> Status,
-    device: unsafe extern "C" fn(Handle, *mut i32) -> Status,
-    device_index: unsafe extern "C" fn(Handle, *mut i32) -> Status,
-    dtype_of: unsafe extern "C" fn(Handle, *mut i32) -> Status,
-    data: unsafe extern "C" fn(Handle, *mut *mut c_void) -> Status,
-    dim: unsafe extern "C" fn(Handle, *mut i64) -> Status,
-    sizes: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status,
-    strides: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status,
-    offset: unsafe extern "C" fn(Handle, *mut i64) -> Status,
+    pub(super) looks: Looks,
     new_list: unsafe extern "C" fn(usize, *mut Handle) -> Status,
     push: unsafe extern "C" fn(Handle, Item) -> Status,
     new_item: NewItem,
     message: Option<unsafe extern "C" fn() -> *const c_char>,
-    cpu: i32,
-    cuda: i32,
+    pub(super) cpu: i32,
+    pub(super) cuda: i32,
     dtypes: [i32; 12],
 }
 
@@ -119,14 +110,7 @@ impl Shim {
                 copy: find(library, "aoti_torch_copy_")?,
                 delete: find(library, "aoti_torch_delete_tensor_object")?,
                 again: find(library, "aoti_torch_new_tensor_handle")?,
-                device: find(library, "aoti_torch_get_device_type")?,
-                device_index: find(library, "aoti_torch_get_device_index")?,
-                dtype_of: find(library, "aoti_torch_get_dtype")?,
-                data: find(library, "aoti_torch_get_data_ptr")?,
-                dim: find(library, "aoti_torch_get_dim")?,
-                sizes: find(library, "aoti_torch_get_sizes")?,
-                strides: find(library, "aoti_torch_get_strides")?,
-                offset: find(library, "aoti_torch_get_storage_offset")?,
+                looks: Looks::load(library)?,
                 new_list: find(library, "torch_new_list_reserve_size")?,
                 push: find(library, "torch_list_push_back")?,
                 new_item,
@@ -138,7 +122,7 @@ impl Shim {
         }
     }
 
-    fn done(&self, status: Status, what: &str) -> Result<()> {
+    pub(super) fn done(&self, status: Status, what: &str) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
@@ -160,6 +144,7 @@ impl Shim {
     unsafe fn tensor(&self, t: &Strided<'_>) -> Result<Handle> {
         let sizes: smallvec::SmallVec<[i64; 6]> = t.shape.iter().map(|s| *s as i64).collect();
         let strides: smallvec::SmallVec<[i64; 6]> = t.strides.iter().map(|s| *s as i64).collect();
+        let (kind, index) = self.device(t.gpu);
         let mut handle = null_mut();
         // SAFETY: sizes and strides have as many entries as dimensions.
         let status = unsafe {
@@ -170,8 +155,8 @@ impl Shim {
                 strides.as_ptr(),
                 0,
                 self.dtype(t.dtype)?,
-                if t.gpu.is_some() { self.cuda } else { self.cpu },
-                t.gpu.unwrap_or(0) as i32,
+                kind,
+                index,
                 &mut handle,
             )
         };
@@ -182,73 +167,27 @@ impl Shim {
     /// Copies a tensor of torch's.
     ///
     /// # Safety
-    /// The memory is there, and so is the tensor.
-    unsafe fn copied(&self, write: &Strided<'_>, from: Handle) -> Result<()> {
-        let mut device = 0;
-        // SAFETY: a tensor, and a place to write to.
-        self.done(unsafe { (self.device)(from, &mut device) }, "a device")?;
-        if device != if write.gpu.is_some() { self.cuda } else { self.cpu } {
+    /// The memory is there.
+    pub(super) unsafe fn copied(&self, write: &Strided<'_>, from: &Tensor) -> Result<()> {
+        if from.is_on_gpu() != Some(write.gpu.is_some()) {
             // Fake tensors do not tell where random states lie.
             return Err(broken("a result is on another device"));
         }
         // SAFETY: both are tensors; the copy checks their sizes.
         unsafe {
             let to = self.tensor(write)?;
-            let status = (self.copy)(to, from, 0);
+            let status = (self.copy)(to, from.handle(), 0);
             (self.delete)(to);
             self.done(status, "copying a result")
         }
     }
 
-    /// Where a tensor of torch's is, if it lies as another is asked for, from the start of its memory on.
-    ///
-    /// # Safety
-    /// The tensor is there.
-    unsafe fn lying(&self, as_this: &Strided<'_>, tensor: Handle) -> Option<*mut u8> {
-        if tensor.is_null() {
-            return None;
-        }
-        let number = |f: unsafe extern "C" fn(Handle, *mut i32) -> Status| {
-            let mut found = 0;
-            // SAFETY: a tensor, and a place to write to.
-            (unsafe { f(tensor, &mut found) } == 0).then_some(found)
-        };
-        let long = |f: unsafe extern "C" fn(Handle, *mut i64) -> Status| {
-            let mut found = 0;
-            // SAFETY: as above.
-            (unsafe { f(tensor, &mut found) } == 0).then_some(found)
-        };
-        let rank = usize::try_from(long(self.dim)?).ok()?;
-        let list = |f: unsafe extern "C" fn(Handle, *mut *mut i64) -> Status| {
-            let mut found = null_mut();
-            // SAFETY: as above; torch's list has as many numbers as the tensor has dimensions, and lives as long.
-            unsafe {
-                let known = f(tensor, &mut found) == 0 && !found.is_null();
-                known.then(|| std::slice::from_raw_parts(found, rank).to_vec())
-            }
-        };
-        if rank == 0 || rank != as_this.shape.len() || as_this.shape.contains(&0) {
-            return None;
-        }
-        let (sizes, strides) = (list(self.sizes)?, list(self.strides)?);
-        let wanted = as_this.shape.iter().zip(as_this.strides);
-        let alike = (sizes.iter().zip(&strides))
-            .zip(wanted)
-            .all(|((n, s), (size, stride))| *n == *size as i64 && (*n == 1 || *s == *stride as i64));
-        let device = match as_this.gpu {
-            Some(gpu) => number(self.device)? == self.cuda && number(self.device_index)? == gpu as i32,
-            None => number(self.device)? == self.cpu,
-        };
-        let dtype = number(self.dtype_of)? == self.dtype(as_this.dtype).ok()?;
-        let mut data = null_mut();
-        // SAFETY: as above.
-        let known = unsafe { (self.data)(tensor, &mut data) } == 0 && !data.is_null();
-        let data = data.cast::<u8>();
-        let starts = long(self.offset)? == 0 && (data as usize).is_multiple_of(ALIGNMENT);
-        (alike && device && dtype && known && starts).then_some(data)
+    /// Torch's numbers for a device.
+    pub(super) fn device(&self, gpu: Option<u32>) -> (i32, i32) {
+        gpu.map_or((self.cpu, 0), |ordinal| (self.cuda, ordinal as i32))
     }
 
-    fn dtype(&self, dtype: DType) -> Result<i32> {
+    pub(super) fn dtype(&self, dtype: DType) -> Result<i32> {
         let at = DTYPES.iter().position(|(d, _)| *d == dtype);
         at.map(|i| self.dtypes[i])
             .ok_or_else(|| broken(format!("torch has no name for {dtype}")))
@@ -285,7 +224,7 @@ impl Shim {
 
 /// # Safety
 /// `T` is the type of the function.
-unsafe fn find<T: Copy>(library: &Library, name: &str) -> Result<T> {
+pub(super) unsafe fn find<T: Copy>(library: &Library, name: &str) -> Result<T> {
     // SAFETY: by the caller.
     unsafe { library.get::<T>(name.as_bytes()) }
         .map(|f| *f)
@@ -384,17 +323,7 @@ impl DispatcherCall {
 }
 
 impl Call for DispatcherCall {
-    unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<()> {
-        // SAFETY: by the caller.
-        unsafe { self.keep(reads, writes, &[]) }.map(|_| ())
-    }
-
-    unsafe fn keep(
-        &self,
-        reads: &[Strided<'_>],
-        writes: &[Strided<'_>],
-        anywhere: &[bool],
-    ) -> Result<Vec<Option<Kept>>> {
+    unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<Handed> {
         let shim = self.shim;
         let mut stack: Vec<Item> = Vec::with_capacity(self.arguments.len().max(self.returns));
         // Ops return references to the tensors that they write, and torch drops its arguments before it takes what they
@@ -418,48 +347,33 @@ impl Call for DispatcherCall {
         // SAFETY: the stack holds what the schema says; torch takes it over and leaves new handles.
         let status = unsafe { (shim.call)(self.op.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr()) };
         shim.done(status, &self.op.to_string_lossy())?;
-        let returned: Vec<Returned> = stack[..self.returns]
-            .iter()
-            .map(|item| Returned {
-                shim,
-                handle: *item as Handle,
-            })
-            .collect();
-        let mut kept = vec![];
-        for (i, (tensor, write)) in returned.into_iter().zip(writes).enumerate().filter(|_| !self.out) {
-            let may = anywhere.get(i) == Some(&true);
-            // SAFETY: by the caller; a tensor of torch's.
-            let data = unsafe { may.then(|| shim.lying(write, tensor.handle)).flatten() };
-            // What is a view of an operand lives as long as that.
-            let data = data.filter(|data| !reads.iter().any(|r| r.holds(*data)));
-            kept.push(match data {
-                Some(data) => Some(Kept {
-                    data,
-                    owner: Box::new(tensor),
-                }),
-                None => {
-                    // SAFETY: by the caller; a tensor of torch's.
-                    unsafe { shim.copied(write, tensor.handle)? };
-                    None
-                }
-            });
+        let made = stack.iter().take(self.returns);
+        // SAFETY: handles that nobody else has.
+        let made: smallvec::SmallVec<[Tensor; 4]> =
+            made.map(|item| unsafe { Tensor::new(shim, *item as Handle) }).collect();
+        let mut handed = vec![];
+        if self.out {
+            return Ok(handed);
         }
-        Ok(kept)
+        let placed = writes.iter().filter(|w| !w.is_open());
+        let mut others: Vec<_> = if writes.iter().any(Strided::is_open) {
+            reads.iter().chain(placed).map(Strided::extent).collect()
+        } else {
+            vec![]
+        };
+        for (i, (write, tensor)) in writes.iter().zip(made).enumerate() {
+            if write.is_open() {
+                handed.push((i, tensor.handed(write, &mut others)?));
+            } else {
+                // SAFETY: by the caller.
+                unsafe { shim.copied(write, &tensor)? };
+            }
+        }
+        Ok(handed)
     }
-}
 
-/// A tensor that an op returned, or nothing.
-struct Returned {
-    shim: &'static Shim,
-    handle: Handle,
-}
-
-impl Drop for Returned {
-    fn drop(&mut self) {
-        if !self.handle.is_null() {
-            // SAFETY: a handle that nobody else has; a failure could not be handled.
-            unsafe { (self.shim.delete)(self.handle) };
-        }
+    fn makes(&self) -> bool {
+        !self.out
     }
 }
 
