@@ -325,3 +325,31 @@ def test_optimize_returns_what_it_cannot_make_functional() -> None:
     torch.testing.assert_close(graph(x), model(x))
     graph(x).sum().backward()
     assert model.layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("check", ["strict", "off"])
+def test_inputs_that_change_are_read_before(check: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A rule takes ``x * 1`` away; the layer must not read the input itself, which changes then."""
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+            y = self.layer(x * by)
+            x.mul_(0.5)
+            return y
+
+    torch.manual_seed(0)
+    model = Changing()
+    x = torch.randn(5, 4)
+    call = hypatia.optimize(model, x.clone(), options={"verify": check})
+    found = []
+    for each in (call, model):
+        model.zero_grad()
+        given = x.clone()
+        each(given).square().sum().backward()
+        found.append([given, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*found)
+    assert not [w for w in recwarn if "rule" in str(w.message)]

@@ -23,7 +23,7 @@ from ..execute import plans
 from ..execute.folding import folded_bytes
 from ..execute.plans import Planner
 from ..options import Options
-from . import program_cache
+from . import changed_inputs, program_cache
 from .rebuild import Rebuilt, rebuild
 from .report import GraphReport
 
@@ -222,6 +222,8 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
         captured = capture(searched, weights, autograd=request.autograd)
     optimization, rebuilt = _rebuilt(searched, captured, request)
     optimized = rebuilt.module
+    if request.autograd:
+        changed_inputs.protect(searched, optimized)
     copies = folded_bytes(optimized)
     if options.weight_copies is not None and copies > options.weight_copies:
         log.info("%s graph: weights are not folded, that would take %d bytes", request.kind, copies)
