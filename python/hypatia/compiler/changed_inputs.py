@@ -15,8 +15,8 @@ _CLONE = torch.ops.aten.clone.default
 
 
 def protect(captured: fx.GraphModule, optimized: fx.GraphModule) -> None:
-    """Gives ops of an optimized graph copies of inputs that it changes, where no such op of the captured graph
-    reads the input itself."""
+    """Gives ops of an optimized graph copies of inputs that it changes, unless an op like them reads that
+    input itself in the captured graph."""
     names = {n.name for n in changed_inputs(captured)}
     known = {n.name: _readers(n) for n in captured.graph.nodes if n.name in names}
     done = False
