@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.capture import cross_entropy
+from hypatia.devices import table
 from hypatia.frontend import dynamo
 
 ROWS, WIDTH, WORDS = 37, 16, 1001
@@ -51,7 +52,7 @@ OTHERS: dict[str, Callable[..., torch.Tensor]] = {
 def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """On a CPU as on a GPU, however few; gets how many were."""
     monkeypatch.setattr(cross_entropy, "LEAST", 1)
-    monkeypatch.setattr(cross_entropy, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(table.Cpu, "rewrites_training", lambda self: True)
     counts: list[int] = []
     take_apart = cross_entropy.take_apart
 
@@ -189,8 +190,8 @@ def test_gradients_of_dropout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
             return F.dropout(self.layer(x), 0.3).square().mean()
 
     found = []
-    for devices in (("cpu",), ()):
-        monkeypatch.setattr(cross_entropy, "DEVICES", devices)
+    for rewrites in (True, False):
+        monkeypatch.setattr(table.Cpu, "rewrites_training", lambda self, said=rewrites: said)
         torch.manual_seed(0)
         model = Dropping().to(dtype)
         call = by_torch(model)

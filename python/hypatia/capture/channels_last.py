@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..devices import table
 from .graph_writer import Writer
 from .records import value_of
 
@@ -20,7 +21,6 @@ aten = torch.ops.aten
 _CONVOLUTIONS = (torch.conv2d, torch.nn.functional.conv2d, aten.conv2d.default, aten.convolution.default)
 LEAST = 8
 """A net with fewer convolutions is something else: patches of a transformer are made by one."""
-DEVICES = ("cuda",)
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -34,16 +34,13 @@ def turned(gm: fx.GraphModule) -> int:
         return 0
     if any(_is_image(n) and value_of(n).requires_grad for n in _inputs(gm)):
         return 0
-    turns: dict[fx.Node, fx.Node] = {}
     for node in found:
         for read in (_argument(node, 0, "input"), _argument(node, 1, "weight")):
-            if read not in turns:
-                with gm.graph.inserting_before(node):
-                    turns[read] = gm.graph.call_method(
-                        "contiguous", (read,), {"memory_format": torch.channels_last}
-                    )
-                turns[read].meta = dict(read.meta)
-            node.replace_input_with(read, turns[read])
+            # Each time anew: what is read may be changed in place in between.
+            with gm.graph.inserting_before(node):
+                turn = gm.graph.call_method("contiguous", (read,), {"memory_format": torch.channels_last})
+            turn.meta = dict(read.meta)
+            node.replace_input_with(read, turn)
     gm.recompile()
     return len(found)
 
@@ -78,7 +75,7 @@ def _can_turn(node: fx.Node) -> bool:
     if not all(isinstance(n, fx.Node) and _is_image(n) for n in read):
         return False
     image = value_of(read[0])
-    return image.device.type in DEVICES and image.dtype in _DTYPES
+    return table.of(image.device).rewrites_training() and image.dtype in _DTYPES
 
 
 def _is_image(node: object) -> bool:

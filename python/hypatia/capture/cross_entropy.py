@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from ..devices import table
 from .graph_writer import Writer
 from .records import value_of
 
@@ -20,8 +21,6 @@ aten = torch.ops.aten
 
 LEAST = 2**18
 """Logits that are fewer than this take no time worth mentioning."""
-DEVICES = ("cuda",)
-"""Where regions compute the gradient; a CPU has no plans for training."""
 _MEAN, _SUM = 1, 2
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -64,7 +63,7 @@ def _loss(node: fx.Node) -> _Loss | None:
     backward = users.pop(aten.nll_loss_backward.default, None)
     gradient = users.pop(aten._log_softmax_backward_data.default, None)
     fits = (
-        value.device.type in DEVICES
+        table.of(value.device).rewrites_training()
         and value.dim() == 2
         and all(type(n) is int for n in value.shape)
         and value.numel() >= LEAST
@@ -106,7 +105,7 @@ def _rewrite(graph: fx.Graph, loss: _Loss) -> None:
     """Puts the same in other words into the graph."""
     row = _rows(graph, loss)
     write = Writer(graph, loss.forward)
-    at = row.wide(write, write(aten.gather.default, row.logits, 1, row.place))
+    at = _cast(write, write(aten.gather.default, row.logits, 1, row.place), torch.float32)
     log = write(aten.sub.Tensor, write(aten.sub.Tensor, at, row.most), row.total)
     each = write(aten.neg.default, write(aten.squeeze.dim, log, 1))
     result = write(aten.sum.dim_IntList, write(aten.masked_fill.Scalar, each, row.hidden, 0.0), [0])
@@ -142,9 +141,6 @@ class _Rows(NamedTuple):
     number: fx.Node
     """How many rows count."""
 
-    def wide(self, write: Writer, node: fx.Node) -> fx.Node:
-        return _cast(write, node, torch.float32)
-
 
 def _rows(graph: fx.Graph, loss: _Loss) -> _Rows:
     write = Writer(graph, loss.forward)
@@ -172,7 +168,8 @@ def _write_gradient(graph: fx.Graph, loss: _Loss, row: _Rows, backward: fx.Node,
     columns = write(aten.arange.default, value.shape[1], dtype=torch.int32, device=value.device)
     place = _cast(write, row.place, torch.int32)
     hit = _cast(write, write(aten.eq.Tensor, columns, place), torch.float32)
-    shifted = write(aten.sub.Tensor, write(aten.sub.Tensor, row.wide(write, row.logits), row.most), row.total)
+    logits = _cast(write, row.logits, torch.float32)
+    shifted = write(aten.sub.Tensor, write(aten.sub.Tensor, logits, row.most), row.total)
     found = write(aten.sub.Tensor, write(aten.exp.default, shifted), hit)
     found = write(aten.mul.Tensor, found, scale)
     narrow = _narrowed(gradient)

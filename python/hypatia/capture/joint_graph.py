@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..devices import table
 from . import channels_last, cross_entropy
 from .graph_writer import Writer
 from .records import value_of
@@ -27,7 +28,7 @@ def _permute_before_stacking(joint: fx.GraphModule) -> None:
         (user,) = node.users if len(node.users) == 1 else (None,)
         if user is None or user.target is not aten.permute.default:
             continue
-        if value_of(node).device.type not in cross_entropy.DEVICES:
+        if not table.of(value_of(node).device).rewrites_training():
             continue
         parts, at = node.args[0], node.args[1] if len(node.args) > 1 else 0
         rank = value_of(node).dim()
@@ -53,7 +54,8 @@ def _take_dropout_apart(joint: fx.GraphModule) -> None:
         gradient, mask, scale = node.args
         value = value_of(node)
         # Products lie in memory as the gradient does, and so does what torch returns.
-        if value.device.type not in cross_entropy.DEVICES or value_of(gradient).stride() != value.stride():
+        alike = value_of(gradient).stride() == value.stride()
+        if not alike or not table.of(value.device).rewrites_training():
             continue
         write = Writer(joint.graph, node)
         kept = write(aten._to_copy.default, mask, dtype=value.dtype)

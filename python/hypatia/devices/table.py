@@ -20,6 +20,10 @@ class Device:
         """Why no graph of this kind has a plan, if none has."""
         return f"there are no kernels for {device.type}"
 
+    def rewrites_training(self) -> bool:
+        """Whether graphs of training steps are written otherwise, for the kernels of this device."""
+        return False
+
     def target(self, device: torch.device) -> str:
         """The cost model that fits it best."""
         return "cpu"
@@ -56,6 +60,10 @@ class Cuda(Device):
     def no_kernels(self, device: torch.device, kind: str) -> str:
         """The libraries that are missing."""
         return cuda.available() or ""
+
+    def rewrites_training(self) -> bool:
+        """As regions of a plan, and channels last."""
+        return True
 
     def target(self, device: torch.device) -> str:
         """That of its name, if there is one."""
