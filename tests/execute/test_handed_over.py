@@ -94,6 +94,18 @@ BETWEEN: dict[str, Between] = {
 }
 
 
+@pytest.fixture
+def _broken_schemas() -> Iterator[None]:
+    """Torch lets ops return what their schema excludes; where the environment says `CI`, it does not."""
+    name = "error_on_custom_op_aliasing"
+    if not hasattr(torch._functorch.config, name):
+        yield
+        return
+    with torch._functorch.config.patch({name: False}):
+        yield
+
+
+@pytest.mark.usefixtures("_broken_schemas")
 @pytest.mark.parametrize("name", BETWEEN)
 def test_results_of_all_kinds_are_right(name: str, way: str) -> None:
     """Also of ops that do not keep to their schema, or whose fake tensors lie otherwise."""
