@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import hypatia
 from hypatia.compiler.comparison import Comparison
 from hypatia.execute.changes import RandomState
 from hypatia.verifier import candidates, compare, judge
+from hypatia.verifier.gradients import gradients_of
 
 
 def _compared(function: Any, inputs: tuple[torch.Tensor, ...], change: Any) -> Comparison:
@@ -109,3 +111,30 @@ def test_a_jump_is_not_taken_for_the_square_of_a_rounding() -> None:
     """The numbers are more than a rounding away from where the result jumps."""
     x = torch.full((8,), 1 + 3 * torch.finfo(torch.float32).eps)
     assert not _compared(lambda x: (torch.floor(x * 1.0) + x,), (x,), lambda t: t - 1).ok
+
+
+def _gradient_judged(function: Any, ours: Any, x: torch.Tensor) -> bool:
+    gm = torch.export.export(_Wrapped(function), (x,)).module()
+    (node,) = gm.graph.find_nodes(op="placeholder")
+    (output,) = gm.graph.find_nodes(op="output")
+    comparer = compare.Comparer(gm, {node: x}, RandomState([]), lambda: 1e9)
+    comparison = Comparison()
+    comparer.compare_gradients(gradients_of({output.args[0][0]: ours(x)[0]}, [x]), comparison)
+    return comparison.ok
+
+
+def test_a_gradient_that_half_a_rounding_moves_may_differ_from_eager() -> None:
+    """Eager's own is no better, and float64 moves as far when results of ops do."""
+    x = torch.linspace(1.1, 1.9, 64).requires_grad_()
+
+    def waves(*factors: float) -> Any:
+        return lambda x: (torch.sin(math.prod(factors, start=x)) * 1e-6,)
+
+    assert _gradient_judged(waves(1e6), waves(1e3, 1e3), x)
+    assert not _gradient_judged(waves(1e6), waves(1e6 + 10), x)
+
+
+def test_a_gradient_at_a_tie_is_eagers() -> None:
+    """There the gradient jumps when a result moves; eager's choice is exact, and so it is asked for."""
+    x = torch.linspace(1.1, 1.9, 64).requires_grad_()
+    assert not _gradient_judged(lambda x: ((x * 3 - 3 * x).relu() + x,), lambda x: (4 * x,), x)
