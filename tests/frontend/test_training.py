@@ -339,6 +339,7 @@ def test_eager_is_kept_where_it_is_faster() -> None:
         for _ in range(3):
             assert_same(model, call, x)
     assert call._last_training.eager
+    assert {report.kept for report in call._last_training.reports} == {"eager"}
     assert_same(model, call, torch.randn(7, 12))
 
 

@@ -1,7 +1,7 @@
 //! What plans for a GPU may hold.
 
 use hypatia_core::ty::DType;
-use hypatia_runtime::device::Abilities;
+use hypatia_runtime::device::{Abilities, Convolutions, Images};
 use hypatia_runtime::kernels::product::Activation;
 
 const PRODUCTS: &[DType] = &[DType::F32, DType::BF16, DType::F16];
@@ -37,7 +37,12 @@ pub const ABILITIES: Abilities = Abilities {
     // Its kernels read 16 bytes at a time.
     aligned_attention: true,
     attention_as_query: true,
-    channels_last: true,
+    channels_last: Some(Images {
+        dtypes: PRODUCTS,
+        // In fp32 torch lets convolutions take TF32, and products not.
+        linear: &[DType::BF16, DType::F16],
+        by: Convolutions::Cudnn,
+    }),
     // A row of a larger window does not fit into the registers of a thread.
     depthwise: Some(31),
     whole_addends: true,

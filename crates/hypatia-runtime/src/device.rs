@@ -53,8 +53,8 @@ pub struct Abilities {
     pub aligned_attention: bool,
     /// Attention writes its result in the order in which its query lies in memory.
     pub attention_as_query: bool,
-    /// Images of convolutions have their channels last, and such a convolution writes where it is told.
-    pub channels_last: bool,
+    /// Images of convolutions have their channels last.
+    pub channels_last: Option<Images>,
     /// Convolutions and poolings of each channel by itself, of images with channels last, are steps for windows of at
     /// most so many elements along each dimension.
     pub depthwise: Option<usize>,
@@ -67,6 +67,26 @@ pub struct Abilities {
     /// A few tensors of one size are put together by a region, which computes them where they are needed; otherwise that
     /// is a call into torch.
     pub puts_together: bool,
+}
+
+/// How a device computes convolutions of images that have their channels last.
+#[derive(Debug)]
+pub struct Images {
+    /// Element types of such images.
+    pub dtypes: &'static [DType],
+    /// Those of them whose convolutions with a window of one are linear layers over channels.
+    pub linear: &'static [DType],
+    /// Who computes the others.
+    pub by: Convolutions,
+}
+
+/// A library for convolutions, as torch calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Convolutions {
+    /// It writes where it is told, and biases are added by what follows.
+    Cudnn,
+    /// It adds the bias, and reads weights in a form of its own, which is made once.
+    Onednn,
 }
 
 /// Products of fp32 whose weight changes from call to call and is worth packing each time. Others are calls into torch.
@@ -101,12 +121,17 @@ impl Abilities {
         norm_statistics: None,
         aligned_attention: false,
         attention_as_query: false,
-        channels_last: false,
+        channels_last: None,
         depthwise: None,
         whole_addends: false,
         any_reads: false,
         puts_together: false,
     };
+
+    /// Whether images of this element type have their channels last.
+    pub fn turns_images_of(&self, dtype: DType) -> bool {
+        (self.channels_last.as_ref()).is_some_and(|images| images.dtypes.contains(&dtype))
+    }
 
     /// Whether the step of a product of this element type applies an activation.
     pub fn applies(&self, activation: Activation, dtype: DType) -> bool {

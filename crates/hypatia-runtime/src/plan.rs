@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::arena::Arenas;
 use crate::cpu::linear::Packed;
 use crate::error::Error;
-use crate::kernels::call::Call;
+use crate::kernels::call::{Call, Prepared};
 pub use crate::step::{
     BatchStep, ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep,
     Task, TorchStep, Value, ValueId, Window, WindowOp,
@@ -74,6 +74,8 @@ pub struct Runnable {
     constants: Vec<Memory>,
     /// What torch computes, by the number in the step.
     calls: Vec<Box<dyn Call>>,
+    /// Constants in the forms that calls read.
+    prepared: Vec<Prepared>,
     /// Which values stay where torch makes them.
     made: Made,
     arenas: Arenas,
@@ -103,10 +105,14 @@ impl Runnable {
         self.arenas.bytes() * self.together + self.steps().iter().map(Ready::scratch).sum::<usize>()
     }
 
-    /// Bytes of packed constants.
+    /// Bytes of constants in the forms that steps read.
     pub fn packed_bytes(&self) -> usize {
         let mut seen: Vec<*const Packed> = vec![];
         let mut total = 0;
+        for (i, one) in self.prepared.iter().enumerate() {
+            let again = self.prepared[..i].iter().any(|p| Arc::ptr_eq(&p.form, &one.form));
+            total += if again { 0 } else { one.bytes };
+        }
         for weights in self.weights() {
             let at = Arc::as_ptr(&weights.packed);
             if !seen.contains(&at) {

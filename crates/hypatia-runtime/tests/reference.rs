@@ -13,7 +13,7 @@ use hypatia_core::ir::text::{Weights, parse};
 use hypatia_core::random::Random;
 use hypatia_core::ty::DType;
 use hypatia_core::{Options, optimize};
-use hypatia_runtime::device::{Abilities, Device, Registered};
+use hypatia_runtime::device::{Abilities, Convolutions, Device, Images, Registered};
 use hypatia_runtime::lower::plan::{Lowered, Wish, lower};
 use hypatia_runtime::plan::{Cpu, Memory, Setting};
 use hypatia_runtime::reference::{self, Reference};
@@ -27,7 +27,11 @@ const REFERENCE: &[Registered] = &[("cpu", &reference::ABILITIES)];
 const IMAGES: &[Registered] = &[(
     "cpu",
     &Abilities {
-        channels_last: true,
+        channels_last: Some(Images {
+            dtypes: &[DType::BF16],
+            linear: &[DType::BF16],
+            by: Convolutions::Cudnn,
+        }),
         ..reference::ABILITIES
     },
 )];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -124,6 +124,8 @@ class Planner:
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
+        if described["onednn"] and torch.backends.mkldnn.is_available():
+            return _onednn_convolution(args)
         return target, args, kwargs
 
 
@@ -181,6 +183,17 @@ def _convolution(
         rest = (None, stride, padding, dilation, False, [0, 0], groups)
         return aten.convolution.default, (image, kernel, *rest), {}
     return aten.cudnn_convolution.default, (*args[:6], benchmark, deterministic, allowed and tf32), {}
+
+
+def _onednn_convolution(
+    args: Sequence[Any],
+) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
+    """A convolution by oneDNN, which reads its weight in a form of its own."""
+    image, weight, bias, stride, padding, dilation, _, _, groups = args
+    how = (padding, stride, dilation, groups)
+    onednn = torch.ops.mkldnn
+    kernel = torch_calls.Prepared(weight, onednn._reorder_convolution_weight.default, how)
+    return onednn._convolution_pointwise.default, (image, kernel, bias, *how, "none", [], ""), {}
 
 
 def cudnn_settings() -> tuple[bool, bool, bool, bool]:

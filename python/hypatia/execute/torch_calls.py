@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -29,6 +29,15 @@ class Read:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+class Prepared(NamedTuple):
+    """One of them, which another op brings into a form that is read faster, once, if it is a constant."""
+
+    read: Read
+    op: OpOverload
+    args: tuple[object, ...]
+    """What the op is given after the tensor."""
 
 
 class _InexpressibleError(Exception):
@@ -62,6 +71,8 @@ def _python(
 ) -> Callable[..., object]:
     def run(reads: list[torch.Tensor], writes: list[torch.Tensor | None]) -> list[torch.Tensor]:
         def given(value: object) -> Any:
+            if isinstance(value, Prepared):
+                value = value.read
             if isinstance(value, Read):
                 return reads[value.index]
             if isinstance(value, (list, tuple)):
@@ -154,6 +165,11 @@ def _argument(value: object, kind: Any, count: int | None) -> object:
         return "none" if value is None else {"some": _argument(value, kind.getElementType(), count)}
     if name == "TensorType" and isinstance(value, Read):
         return {"tensor": value.index}
+    if name == "TensorType" and isinstance(value, Prepared):
+        made = _dispatched(value.op, (Read(0), *value.args), {}, writes=False)
+        return {"prepared": {"tensor": value.read.index, **made}}
+    if name == "StringType" and isinstance(value, str):
+        return {"str": value}
     if name == "ListType":
         if count is not None and not isinstance(value, (list, tuple)):
             value = [value] * count

@@ -203,6 +203,8 @@ class CompiledTraining:
         steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
         choice = choose.fastest(steps, device_of(leaves), counts=counts)
         self.eager = choice.kept == "eager"
+        for report in self.reports if self.eager else ():
+            report.kept = "eager"
         return choice
 
     def is_direct(self) -> bool:

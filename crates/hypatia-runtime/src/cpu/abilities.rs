@@ -2,7 +2,7 @@
 
 use hypatia_core::ty::DType;
 
-use crate::device::{Abilities, Packing};
+use crate::device::{Abilities, Convolutions, Images, Packing};
 
 const PRODUCTS: &[DType] = &[DType::F32, DType::BF16];
 
@@ -19,7 +19,13 @@ pub const ABILITIES: Abilities = Abilities {
         columns: 32..=64,
     }),
     rows_by_matrix: true,
+    weights_of_any_rank: true,
     empty_products: true,
     columns_apart: true,
+    channels_last: Some(Images {
+        dtypes: PRODUCTS,
+        linear: PRODUCTS,
+        by: Convolutions::Onednn,
+    }),
     ..Abilities::NONE
 };

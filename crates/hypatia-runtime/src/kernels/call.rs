@@ -1,6 +1,8 @@
 //! Calls: whatever computes tensors from tensors and is no kernel of ours.
 
+use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use hypatia_core::ty::DType;
 
@@ -86,6 +88,19 @@ impl Kept {
     }
 }
 
+/// A constant in another form.
+#[derive(Clone)]
+pub struct Prepared {
+    /// The address of the constant.
+    pub from: usize,
+    /// What made the form.
+    pub how: String,
+    /// The bytes of the constant, about those of the form.
+    pub bytes: usize,
+    /// For whoever prepared it.
+    pub form: Arc<dyn Any + Send + Sync>,
+}
+
 /// Results that a call handed over, by their places among those that it writes.
 pub type Handed = Vec<(usize, Kept)>;
 
@@ -98,6 +113,21 @@ pub trait Call: Send + Sync {
     /// The tensors are where they say, and the results overlap nothing else. Results are open only if this
     /// [makes](Call::makes) tensors.
     unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<Handed>;
+
+    /// Brings constants that the call reads into the forms that it reads fastest, once, before the first call. Those
+    /// that are `known` are used again; new ones take at most `room` bytes. Tensors that are no constants are none.
+    /// Answers which forms are read.
+    ///
+    /// # Safety
+    /// The constants are where they say, and as they will be at every call.
+    unsafe fn prepare(
+        &mut self,
+        _constants: &[Option<Strided<'_>>],
+        _known: &[Prepared],
+        _room: usize,
+    ) -> Result<Vec<Prepared>> {
+        Ok(vec![])
+    }
 
     /// Whether results are tensors of its own, which would be copied to a place that is there already.
     fn makes(&self) -> bool {

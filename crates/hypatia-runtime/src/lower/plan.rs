@@ -129,9 +129,9 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let device = device_of(&inlined.program)?;
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
-    let inlined = match abilities.channels_last && !wish.saved {
-        true => images::channels_last(inlined)?,
-        false => inlined,
+    let inlined = match &abilities.channels_last {
+        Some(how) if !wish.saved => images::channels_last(inlined, how)?,
+        _ => inlined,
     };
     let inlined = match wish.saved {
         true => inlined,

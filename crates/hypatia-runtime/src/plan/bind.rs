@@ -9,12 +9,14 @@ use hypatia_core::ty::DType;
 
 use super::chunks::{Chunks, Form};
 use super::ready::{Ready, Weights};
-use super::{Gradient, LinearStep, Made, Memory, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice};
+use super::{
+    Gradient, LinearStep, Made, Memory, Operand, Place, Plan, Runnable, Setting, Task, Value, ValueId, broken, slice,
+};
 use crate::arena::{Arenas, Life, place};
 use crate::cpu::ABILITIES;
 use crate::cpu::linear::{ErrorClass, Kind, Packed, Problem, Rows, rank};
 use crate::error::{Error, Result};
-use crate::kernels::call::Call;
+use crate::kernels::call::{Call, Prepared, Strided};
 
 impl Plan {
     /// Binds the constants, in the order of `constants`, and the calls into torch; plans memory.
@@ -39,7 +41,7 @@ impl Plan {
         self: Arc<Plan>,
         chunks: Chunks,
         constants: &[Memory],
-        calls: Vec<Box<dyn Call>>,
+        mut calls: Vec<Box<dyn Call>>,
         setting: Setting<'_>,
     ) -> Result<Runnable> {
         if self.device != ABILITIES.name {
@@ -56,6 +58,10 @@ impl Plan {
         }
         // SAFETY: the caller vouches for the memory.
         let weights = unsafe { self.all_weights(constants, setting)? };
+        let packed: usize = weights.iter().flatten().map(|w| w.packed.bytes()).sum();
+        let room = setting.most.map_or(usize::MAX, |most| most.saturating_sub(packed));
+        // SAFETY: as above.
+        let prepared = unsafe { self.prepare(&mut calls, constants, room, setting.like)? };
         // Rows of a chunk are part of a value; a call makes all of it.
         let whole = chunks.starts().len() == 1;
         let made = Made::between(&self, if whole { &calls } else { &[] }, None);
@@ -76,9 +82,53 @@ impl Plan {
             beside_torch: products || !calls.is_empty(),
             constants: constants.to_vec(),
             calls,
+            prepared,
             made,
             arenas: Arenas::new(addresses.bytes, chunks.together),
             plan: self,
+        })
+    }
+
+    /// Prepares the calls in so many bytes, beside what a plan like this one has; what they read.
+    ///
+    /// # Safety
+    /// As for [`Plan::bind`].
+    unsafe fn prepare(
+        &self,
+        calls: &mut [Box<dyn Call>],
+        constants: &[Memory],
+        mut room: usize,
+        like: Option<&Runnable>,
+    ) -> Result<Vec<Prepared>> {
+        let mut known = like.map_or(vec![], |other| other.prepared.clone());
+        let before = known.len();
+        let mut read = vec![];
+        for step in &self.steps {
+            let Task::Torch(t) = step else { continue };
+            let Some(call) = calls.get_mut(t.call) else { continue };
+            let reads: Vec<_> = t.reads.iter().map(|o| self.constant(o, constants)).collect();
+            // SAFETY: constants are as the caller says, for as long as the plan is bound to them.
+            let prepared = unsafe { call.prepare(&reads, &known, room)? };
+            let new = |p: &&Prepared| !known[..].iter().any(|k| Arc::ptr_eq(&k.form, &p.form));
+            let new: Vec<_> = prepared.iter().filter(new).cloned().collect();
+            room = room.saturating_sub(new.iter().map(|p| p.bytes).sum());
+            known.extend(new);
+            read.extend(prepared);
+        }
+        tracing::debug!(shared = before, new = known.len() - before, "weights of calls prepared");
+        Ok(read)
+    }
+
+    /// What an operand is, if it is a constant.
+    fn constant<'a>(&self, operand: &'a Operand, constants: &[Memory]) -> Option<Strided<'a>> {
+        let at = self.constants.iter().position(|c| *c == operand.value)?;
+        let dtype = self.values[operand.value].dtype;
+        Some(Strided {
+            data: constants[at].0.wrapping_add(operand.offset * dtype.size()),
+            dtype,
+            shape: &operand.shape,
+            strides: &operand.strides,
+            gpu: None,
         })
     }
 

@@ -53,6 +53,8 @@ pub(super) struct Tensor {
 
 // SAFETY: torch's tensors may be used and freed on any thread.
 unsafe impl Send for Tensor {}
+// SAFETY: by a reference, tensors are only read, and their counts of owners are atomic.
+unsafe impl Sync for Tensor {}
 
 impl Drop for Tensor {
     fn drop(&mut self) {

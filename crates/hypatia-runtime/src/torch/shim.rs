@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use hypatia_core::ty::DType;
 use libloading::Library;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::handed::{Looks, Tensor};
 use crate::error::{Error, Result};
-use crate::kernels::call::{Call, Handed, Strided};
+use crate::kernels::call::{Call, Handed, Prepared, Strided};
 use crate::pool::ParallelFor;
 
 pub(super) type Status = i32;
@@ -36,6 +36,7 @@ pub struct Shim {
     new_list: unsafe extern "C" fn(usize, *mut Handle) -> Status,
     push: unsafe extern "C" fn(Handle, Item) -> Status,
     new_item: NewItem,
+    new_string: unsafe extern "C" fn(*const c_char, usize, *mut Handle) -> Status,
     message: Option<unsafe extern "C" fn() -> *const c_char>,
     pub(super) cpu: i32,
     pub(super) cuda: i32,
@@ -114,6 +115,7 @@ impl Shim {
                 new_list: find(library, "torch_new_list_reserve_size")?,
                 push: find(library, "torch_list_push_back")?,
                 new_item,
+                new_string: find(library, "torch_new_string_handle")?,
                 message: find(library, "torch_exception_get_what_without_backtrace").ok(),
                 cpu: number("aoti_torch_device_type_cpu".into())?,
                 cuda: number("aoti_torch_device_type_cuda".into())?,
@@ -182,6 +184,17 @@ impl Shim {
         }
     }
 
+    /// Another handle of a tensor.
+    ///
+    /// # Safety
+    /// The handle is of a tensor.
+    unsafe fn another(&self, handle: Handle) -> Result<Handle> {
+        let mut again = null_mut();
+        // SAFETY: by the caller, and a place for the other.
+        self.done(unsafe { (self.again)(handle, &mut again) }, "a tensor")?;
+        Ok(again)
+    }
+
     /// Torch's numbers for a device.
     pub(super) fn device(&self, gpu: Option<u32>) -> (i32, i32) {
         gpu.map_or((self.cpu, 0), |ordinal| (self.cuda, ordinal as i32))
@@ -203,6 +216,14 @@ impl Shim {
             }
         }
         Ok(list as Item)
+    }
+
+    fn string(&self, text: &str) -> Result<Item> {
+        let mut string = null_mut();
+        // SAFETY: so many bytes, which are copied; libtorch frees the copy.
+        let status = unsafe { (self.new_string)(text.as_ptr().cast(), text.len(), &mut string) };
+        self.done(status, "a string")?;
+        Ok(string as Item)
     }
 
     fn boxed(&self, item: Item) -> Result<Item> {
@@ -247,14 +268,42 @@ pub enum Argument {
     Float(String),
     /// A truth value.
     Bool(bool),
+    /// A string.
+    Str(String),
     /// A dtype.
     Dtype(String),
+    /// One of the tensors that the step reads, in another form if it can be prepared.
+    Prepared(Preparation),
     /// A list.
     List(Vec<Argument>),
     /// An optional argument that is given.
     Some(Box<Argument>),
     /// An optional argument that is not.
     None,
+}
+
+/// How a constant gets the form in which an op reads it fastest: by another op, which returns that form.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Preparation {
+    /// One of the tensors that the step reads.
+    tensor: usize,
+    /// The op, its overload and its arguments.
+    op: String,
+    overload: String,
+    arguments: Vec<Argument>,
+}
+
+impl Preparation {
+    /// The other form of a constant.
+    ///
+    /// # Safety
+    /// The constant is where it says.
+    unsafe fn made(&self, shim: &'static Shim, constant: &Strided<'_>) -> Result<Tensor> {
+        let call = DispatcherCall::new(shim, &self.op, &self.overload, self.arguments.clone(), 1)?;
+        // SAFETY: by the caller; the op reads nothing else.
+        let made = unsafe { call.made(&[*constant], &[])? }.pop();
+        made.ok_or_else(|| broken(format!("{} returns nothing", self.op)))
+    }
 }
 
 /// A call through torch's dispatcher.
@@ -267,6 +316,8 @@ pub struct DispatcherCall {
     returns: usize,
     /// Results are written by the op itself.
     out: bool,
+    /// Constants in the forms that they are read in, by their numbers among the tensors that are read.
+    prepared: Vec<(usize, Arc<Tensor>)>,
 }
 
 impl DispatcherCall {
@@ -286,6 +337,7 @@ impl DispatcherCall {
             shim,
             arguments,
             returns,
+            prepared: vec![],
         })
     }
 
@@ -306,6 +358,12 @@ impl DispatcherCall {
                 .map_err(|_| broken(format!("{text} is no number")))?
                 .to_bits(),
             Argument::Bool(b) => Item::from(*b),
+            Argument::Str(text) => self.shim.string(text)?,
+            Argument::Prepared(how) => match self.prepared.iter().find(|(tensor, _)| *tensor == how.tensor) {
+                // SAFETY: a tensor that lives as long as this.
+                Some((_, tensor)) => unsafe { self.shim.another(tensor.handle())? as Item },
+                None => at(reads, how.tensor)?,
+            },
             Argument::Dtype(name) => {
                 let dtype = DType::parse(name).ok_or_else(|| broken(format!("{name} is no dtype")))?;
                 self.shim.dtype(dtype)? as u32 as Item
@@ -323,34 +381,49 @@ impl DispatcherCall {
 }
 
 impl Call for DispatcherCall {
-    unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<Handed> {
-        let shim = self.shim;
-        let mut stack: Vec<Item> = Vec::with_capacity(self.arguments.len().max(self.returns));
-        // Ops return references to the tensors that they write, and torch drops its arguments before it takes what they
-        // return: somebody else must own those tensors.
-        let mut owned = Owned {
-            shim,
-            handles: smallvec::SmallVec::new(),
-        };
+    unsafe fn prepare(
+        &mut self,
+        constants: &[Option<Strided<'_>>],
+        known: &[Prepared],
+        mut room: usize,
+    ) -> Result<Vec<Prepared>> {
+        let mut read = vec![];
         for argument in &self.arguments {
-            // SAFETY: by the caller.
-            let item = unsafe { self.item(argument, reads, writes)? };
-            stack.push(item);
-            if let Argument::Out(_) | Argument::Changed(_) = argument {
-                let mut again = null_mut();
-                // SAFETY: a handle that was just made, and a place for another.
-                shim.done(unsafe { (shim.again)(item as Handle, &mut again) }, "a tensor")?;
-                owned.handles.push(again);
+            let Argument::Prepared(preparation) = argument else {
+                continue;
+            };
+            let Some(Some(constant)) = constants.get(preparation.tensor) else {
+                continue;
+            };
+            let (from, bytes) = (constant.data as usize, constant.extent().len());
+            let how = format!("{preparation:?} of {:?} by {:?}", constant.shape, constant.strides);
+            let found = known.iter().find(|k| (k.from, &k.how) == (from, &how)).cloned();
+            let prepared = match found {
+                Some(prepared) => prepared,
+                None if bytes > room => continue,
+                None => {
+                    // SAFETY: by the caller.
+                    let form = unsafe { preparation.made(self.shim, constant)? };
+                    room -= bytes;
+                    Prepared {
+                        from,
+                        how,
+                        bytes,
+                        form: Arc::new(form),
+                    }
+                }
+            };
+            if let Ok(tensor) = prepared.form.clone().downcast() {
+                self.prepared.push((preparation.tensor, tensor));
+                read.push(prepared);
             }
         }
-        stack.resize(stack.len().max(self.returns), 0);
-        // SAFETY: the stack holds what the schema says; torch takes it over and leaves new handles.
-        let status = unsafe { (shim.call)(self.op.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr()) };
-        shim.done(status, &self.op.to_string_lossy())?;
-        let made = stack.iter().take(self.returns);
-        // SAFETY: handles that nobody else has.
-        let made: smallvec::SmallVec<[Tensor; 4]> =
-            made.map(|item| unsafe { Tensor::new(shim, *item as Handle) }).collect();
+        Ok(read)
+    }
+
+    unsafe fn call(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<Handed> {
+        // SAFETY: by the caller.
+        let made = unsafe { self.made(reads, writes)? };
         let mut handed = vec![];
         if self.out {
             return Ok(handed);
@@ -366,7 +439,7 @@ impl Call for DispatcherCall {
                 handed.push((i, tensor.handed(write, &mut others)?));
             } else {
                 // SAFETY: by the caller.
-                unsafe { shim.copied(write, &tensor)? };
+                unsafe { self.shim.copied(write, &tensor)? };
             }
         }
         Ok(handed)
@@ -374,6 +447,39 @@ impl Call for DispatcherCall {
 
     fn makes(&self) -> bool {
         !self.out
+    }
+}
+
+impl DispatcherCall {
+    /// What the op returns.
+    ///
+    /// # Safety
+    /// As for the call.
+    unsafe fn made(&self, reads: &[Strided<'_>], writes: &[Strided<'_>]) -> Result<smallvec::SmallVec<[Tensor; 4]>> {
+        let shim = self.shim;
+        let mut stack: Vec<Item> = Vec::with_capacity(self.arguments.len().max(self.returns));
+        // Ops return references to the tensors that they write, and torch drops its arguments before it takes what they
+        // return: somebody else must own those tensors.
+        let mut owned = Owned {
+            shim,
+            handles: smallvec::SmallVec::new(),
+        };
+        for argument in &self.arguments {
+            // SAFETY: by the caller.
+            let item = unsafe { self.item(argument, reads, writes)? };
+            stack.push(item);
+            if let Argument::Out(_) | Argument::Changed(_) = argument {
+                // SAFETY: a handle that was just made.
+                owned.handles.push(unsafe { shim.another(item as Handle)? });
+            }
+        }
+        stack.resize(stack.len().max(self.returns), 0);
+        // SAFETY: the stack holds what the schema says; torch takes it over and leaves new handles.
+        let status = unsafe { (shim.call)(self.op.as_ptr(), self.overload.as_ptr(), stack.as_mut_ptr()) };
+        shim.done(status, &self.op.to_string_lossy())?;
+        let made = stack.iter().take(self.returns);
+        // SAFETY: handles that nobody else has.
+        Ok(made.map(|item| unsafe { Tensor::new(shim, *item as Handle) }).collect())
     }
 }
 

@@ -10,9 +10,10 @@ use hypatia_core::ops::Row;
 use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
-use super::images::{ORDER, channels_last_strides, is_pool, serves};
+use super::images::{ORDER, channels_last_strides, is_pool};
 use super::layouts::order;
 use super::{Lowering, is_number, no_plan};
+use crate::device::Convolutions;
 use crate::error::Result;
 use crate::operand::dense_strides;
 use crate::step::{Operand, Task, TorchStep, Value};
@@ -34,6 +35,8 @@ pub struct TorchCall {
     pub in_place: bool,
     /// Its result is a vector.
     pub is_vector: bool,
+    /// It is a convolution of images with channels last, for oneDNN.
+    pub onednn: bool,
 }
 
 /// An operand of a call.
@@ -111,6 +114,7 @@ impl Lowering<'_> {
             None => (emitted.target, emitted.args),
         };
         self.calls.push(TorchCall {
+            onednn: self.convolves_by(id) == Some(Convolutions::Onednn),
             origin: opaque.and(emitted.origin),
             target,
             args,
@@ -155,7 +159,9 @@ impl Lowering<'_> {
                                 false => self.copy_of(child, &operand)?,
                             }
                         }
-                        None if self.has_channels_last(id) && operands.len() == 1 => self.kernel_of(child, &ORDER)?,
+                        None if self.convolves_by(id) == Some(Convolutions::Cudnn) && operands.len() == 1 => {
+                            self.kernel_of(child, &ORDER)?
+                        }
                         None => self.operand(child)?,
                     };
                     reads.push(operand);
@@ -190,8 +196,14 @@ impl Lowering<'_> {
 
     /// Whether a node is a convolution whose images have channels last.
     pub(super) fn has_channels_last(&self, id: Id) -> bool {
-        let image = |(shape, dtype): (Vec<usize>, DType)| shape.len() == 4 && serves(dtype);
+        let image = |(shape, dtype): (Vec<usize>, DType)| shape.len() == 4 && self.can.turns_images_of(dtype);
         self.source.images && self.name(id) == "conv" && self.shape(id).is_ok_and(image)
+    }
+
+    /// Who computes a node, if it is such a convolution.
+    fn convolves_by(&self, id: Id) -> Option<Convolutions> {
+        let how = self.can.channels_last.as_ref().filter(|_| self.has_channels_last(id));
+        how.map(|how| how.by)
     }
 
     /// Whether a node is a weight that can be bound in any order of its dimensions.
@@ -242,7 +254,7 @@ impl Lowering<'_> {
 
     /// A convolution with channels last as the call that writes its result where it is told: cuDNN's own.
     fn convolution(&self, id: Id) -> Option<(String, Vec<CapturedArg>)> {
-        if !self.has_channels_last(id) {
+        if self.convolves_by(id)? != Convolutions::Cudnn {
             return None;
         }
         let children = &self.program.node(id).children;

@@ -4,7 +4,7 @@
 use egg::Id;
 use hypatia_core::attr::Attr;
 
-use super::images::{ORDER, channels_last_strides, serves};
+use super::images::{ORDER, channels_last_strides};
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Region, Rounding};
@@ -28,7 +28,7 @@ impl Lowering<'_> {
         let groups = self.attr(children[6])?.as_int()?;
         let alone = channels > 1 && groups == channels as i64 && w[..2] == [channels, 1];
         let fits = w[2..].iter().all(|n| *n <= largest) && self.is_attr(children[2]);
-        (alone && serves(dtype) && fits).then_some(Window {
+        (alone && self.can.turns_images_of(dtype) && fits).then_some(Window {
             size: [w[2], w[3]],
             stride: self.pair(children[3])?,
             padding: self.pair(children[4])?,
@@ -78,7 +78,7 @@ impl Lowering<'_> {
         let size = self.pair(children[1])?;
         let fits = size.iter().all(|n| *n <= largest) && !shape.contains(&0);
         let strides = self.attr(children[2]).and_then(Attr::known_ints)?;
-        (lies && serves(dtype) && fits).then_some((
+        (lies && self.can.turns_images_of(dtype) && fits).then_some((
             pool,
             Window {
                 size,

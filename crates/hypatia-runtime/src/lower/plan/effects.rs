@@ -125,6 +125,7 @@ impl Lowering<'_> {
             writes: vec![],
         }));
         self.calls.push(TorchCall {
+            onednn: false,
             origin: emitted.origin,
             target: emitted.target,
             args: vec![],

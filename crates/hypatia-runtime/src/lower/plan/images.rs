@@ -1,9 +1,9 @@
 //! Images with their channels last: convolutions on tensor cores run fastest so, and what follows them fuses.
 //!
 //! A pass over the inlined program. Every image that a convolution makes is held with its channels last, and seen as
-//! torch has it by a view. A 16-bit convolution with a window of one is a linear layer over channels (in fp32 torch
-//! lets convolutions take TF32, and products not); the bias of another one is added after it, in the region of what
-//! follows. Batch norms are pointwise ops there.
+//! torch has it by a view. A convolution with a window of one is a linear layer over channels, where the device
+//! says so (on a GPU not in fp32: torch lets convolutions take TF32, and products not); the bias of another one is added
+//! after it, in the region of what follows, if the library does not add it. Batch norms are pointwise ops there.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -19,6 +19,7 @@ use super::inline::Inlined;
 use super::no_plan;
 use super::pointwise::has_code;
 use super::slopes::wide;
+use crate::device::{Convolutions, Images};
 use crate::error::Result;
 use crate::operand::Operand;
 
@@ -35,19 +36,15 @@ pub(super) fn channels_last_strides(shape: &[usize]) -> Vec<isize> {
     Operand::dense(0, &lying).permuted(&[0, 3, 1, 2]).strides
 }
 
-/// Whether an element type's convolutions are to have channels last.
-pub(super) fn serves(dtype: DType) -> bool {
-    matches!(dtype, DType::BF16 | DType::F16 | DType::F32)
-}
-
 /// The program with channels last, if it has convolutions that gain by it.
-pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
-    let gains = |id: &Id| convolution(&source.program, *id).is_some();
-    let image_of = |id: Id| convolution(&source.program, id).map(|operands| operands[0]);
+pub(super) fn channels_last(source: Inlined, how: &Images) -> Result<Inlined> {
+    let gains = |id: &Id| convolution(&source.program, *id, how).is_some();
+    let image_of = |id: Id| convolution(&source.program, id, how).map(|operands| operands[0]);
     if !source.program.reachable().iter().any(gains) {
         return Ok(source);
     }
     let mut turned = Turned {
+        how,
         copy: Copying::of(&source),
         read: source.program.reachable().into_iter().filter_map(image_of).collect(),
         last: FxHashMap::default(),
@@ -60,15 +57,16 @@ pub(super) fn channels_last(source: Inlined) -> Result<Inlined> {
 }
 
 /// The operands of a convolution of images that is to have channels last.
-fn convolution(program: &Program, id: Id) -> Option<&[Id]> {
+fn convolution<'a>(program: &'a Program, id: Id, how: &Images) -> Option<&'a [Id]> {
     let node = program.node(id);
     let t = program.ty(id).tensor()?;
     let known = t.shape.iter().all(|d| d.known().is_some_and(|n| n > 0));
-    let good = node.op == Op::Row(op_id("conv")) && t.rank() == 4 && serves(t.dtype) && known;
+    let good = node.op == Op::Row(op_id("conv")) && t.rank() == 4 && how.dtypes.contains(&t.dtype) && known;
     good.then_some(&node.children[..])
 }
 
 struct Turned<'a> {
+    how: &'a Images,
     copy: Copying<'a>,
     /// Nodes that convolutions read.
     read: FxHashSet<Id>,
@@ -103,7 +101,7 @@ impl Turned<'_> {
     /// A node with channels last, if it is an image of convolutions.
     fn turned(&mut self, id: Id) -> Result<Option<Id>> {
         let source = self.copy.source;
-        if let Some(operands) = convolution(&source.program, id) {
+        if let Some(operands) = convolution(&source.program, id, self.how) {
             return self.convolved(id, operands).map(Some);
         }
         let Op::Row(op) = &source.program.node(id).op else {
@@ -165,8 +163,11 @@ impl Turned<'_> {
         let ones = |i: usize, value: i64| ints(i).is_some_and(|v| v.iter().all(|n| *n == value));
         let (weight, none) = (shape(w), source.ty(b).attr().is_some());
         let one = weight[2..].iter().all(|n| n.is(1)) && ones(3, 1) && ones(4, 0);
-        let narrow = source.ty(id).tensor().is_some_and(|t| t.dtype != DType::F32);
-        if one && narrow && self.copy.int(operands[6]) == Some(1) {
+        let linear = source
+            .ty(id)
+            .tensor()
+            .is_some_and(|t| self.how.linear.contains(&t.dtype));
+        if one && linear && self.copy.int(operands[6]) == Some(1) {
             let x = self.with_last(x)?;
             let sizes = Attr::Ints(weight[..2].to_vec().into());
             let sizes = self.copy.made.program.attr(sizes);
@@ -174,7 +175,10 @@ impl Turned<'_> {
             return self.copy.op("linear", [matrix, self.copy.place[&b], x]);
         }
         let mut given: Vec<Id> = operands.iter().map(|o| self.copy.place[o]).collect();
-        given[2] = self.copy.made.program.attr(Attr::None);
+        let none = none || self.how.by == Convolutions::Onednn;
+        if !none {
+            given[2] = self.copy.made.program.attr(Attr::None);
+        }
         let convolved = self.copy.op("conv", given)?;
         debug_assert_eq!(self.copy.made.program.ty(convolved), source.ty(id));
         let last = self.copy.permuted(convolved, &LAST)?;

@@ -94,7 +94,10 @@ impl Lowering<'_> {
             ("matmul", &[x, m]) if self.is_rows_by_matrix(x, m) => (m, None, x, true),
             _ => return None,
         };
-        let weight = |id: Id| self.source.weight[usize::from(id)];
+        let is_weight = |id: Id| self.source.weight[usize::from(id)];
+        // The weight of a convolution may be seen as a matrix.
+        let seen = |id: Id| self.name(id) == "reshape" && is_weight(self.program.node(id).children[0]);
+        let weight = |id: Id| is_weight(id) || self.can.weights_of_any_rank && seen(id);
         let (shape, dtype) = self.shape(w).ok()?;
         let columns = *if transposed { shape.last() } else { shape.first() }?;
         let empty = self.shape(id).ok()?.0.contains(&0) || shape.contains(&0);

@@ -1,0 +1,179 @@
+"""Convolutional nets on a CPU: images have channels last, and oneDNN reads weights in a form of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_native import no_fallback, planned
+from torch import nn
+
+import hypatia
+from hypatia.execute import plans
+from hypatia.execute.described import described
+from plan_models import _fresh, assert_right  # noqa: F401  (a fixture for this file too)
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "3x3": lambda: nn.Conv2d(8, 12, 3, padding=1),
+    "without bias": lambda: nn.Conv2d(8, 12, 3, bias=False),
+    "stride": lambda: nn.Conv2d(8, 12, (3, 5), stride=(2, 1), padding=(0, 2)),
+    "dilation": lambda: nn.Conv2d(8, 12, 3, dilation=2, padding=2),
+    "groups": lambda: nn.Conv2d(8, 12, 3, groups=4, padding=1),
+    "depthwise": lambda: nn.Conv2d(8, 8, 5, groups=8, padding=2),
+    "two for each channel": lambda: nn.Conv2d(8, 16, 3, groups=8),
+    "1x1": lambda: nn.Conv2d(8, 12, 1),
+    "1x1 with a stride": lambda: nn.Conv2d(8, 12, 1, stride=2),
+    "1x1 with zeros around": lambda: nn.Conv2d(8, 12, 1, padding=1),
+    "1x1 in groups": lambda: nn.Conv2d(8, 12, 1, groups=4),
+    "same": lambda: nn.Conv2d(8, 12, 4, padding="same"),
+    "reflected": lambda: nn.Conv2d(8, 12, 3, padding=1, padding_mode="reflect"),
+    "whole image": lambda: nn.Conv2d(8, 12, (9, 7)),
+    "norm": lambda: nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12)),
+    "turned": lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Conv2d(8, 12, 3)),
+}
+
+
+class Net(nn.Module):
+    """A convolution between others, with what usually stands around it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.middle = KINDS[kind]()
+        self.head = nn.Linear(self._channels(), 5)
+
+    def _channels(self) -> int:
+        return self.middle(torch.zeros(1, 8, 9, 7)).shape[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.silu(self.stem(x))
+        y = self.middle(y).relu()
+        return self.head(y.mean((2, 3))) + y.amax((1, 2, 3)).unsqueeze(1)
+
+
+def _lying(x: torch.Tensor, how: str) -> torch.Tensor:
+    if how == "channels last":
+        return x.contiguous(memory_format=torch.channels_last)
+    if how == "with gaps":
+        return torch.stack([x, -x], -1)[..., 0]
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_convolutions_are_right(kind: str, dtype: torch.dtype) -> None:
+    model = Net(kind).eval().to(dtype)
+    for how in ("as usual", "channels last", "with gaps"):
+        x = _lying(torch.randn(2, 3, 9, 7).to(dtype), how)
+        with no_fallback():
+            assert_right(planned(model, x), model, x)
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["3x3", "1x1", "depthwise"])
+def test_results_lie_as_eagers(kind: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), KINDS[kind](), nn.ReLU()).eval()
+    for how in ("as usual", "channels last"):
+        x = _lying(torch.randn(2, 3, 9, 7), how)
+        run = hypatia.compile(model, x)
+        with torch.no_grad():
+            assert run(x).stride() == model(x).stride()
+
+
+@pytest.mark.parametrize("kind", ["3x3", "1x1", "depthwise", "norm"])
+def test_nan_and_infinities_are_kept(kind: str) -> None:
+    """ReLU inside of oneDNN would make zeros of NaN."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), KINDS[kind](), nn.ReLU()).eval()
+    x = torch.randn(1, 3, 9, 7)
+    run = hypatia.compile(model, x)
+    with torch.no_grad():
+        for odd in (float("nan"), float("inf"), float("-inf")):
+            x[0, 0, 4, 3] = odd
+            torch.testing.assert_close(run(x), model(x), equal_nan=True)
+            assert model(x).isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["3x3", "1x1", "depthwise", "norm"])
+def test_changed_weights_are_seen(kind: str) -> None:
+    model = Net(kind).eval()
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        run = hypatia.compile(model, x)
+        run(x)
+        for change in (_in_place, _replaced, _loaded, _in_place):
+            change(model)
+            torch.testing.assert_close(run(x), model(x))
+
+
+def _in_place(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.mul_(1.5)
+
+
+def _replaced(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = p.data + 0.25
+
+
+def _loaded(model: nn.Module) -> None:
+    model.load_state_dict({k: v * 0.5 for k, v in model.state_dict().items()})
+
+
+def test_sizes_in_turns() -> None:
+    model = Net("3x3").eval()
+    with torch.no_grad():
+        run = hypatia.compile(model, torch.randn(2, 3, 9, 7))
+        for sizes in [(2, 9, 7), (5, 9, 7), (1, 12, 16), (2, 9, 7), (1, 12, 16)]:
+            x = torch.randn(sizes[0], 3, *sizes[1:])
+            torch.testing.assert_close(run(x), model(x))
+
+
+def test_sizes_share_prepared_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.ReLU()).eval()
+    with torch.no_grad():
+        run = hypatia.compile(model, torch.randn(2, 3, 9, 7))
+        for rows in (2, 3, 4, 5, 3):
+            x = torch.randn(rows, 3, 9, 7)
+            torch.testing.assert_close(run(x), model(x))
+    plans_made = [bound for bound, _ in run._last.native.__self__.binding.bound.values()]
+    assert len(plans_made) == 3
+    sizes = sum(c.weight.nbytes for c in model if isinstance(c, nn.Conv2d))
+    assert {bound.bytes()[1] for bound in plans_made} == {sizes}
+
+
+@pytest.mark.parametrize("bytes_", [0, 3000, None])
+def test_weights_are_copied_in_as_many_bytes_as_may_be(bytes_: int | None) -> None:
+    """Without room oneDNN is given the model's own."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        run = hypatia.compile(model, x, weight_copies=bytes_)
+        torch.testing.assert_close(run(x), model(x))
+    packed = run.reports[0].memory[1]
+    sizes = [c.weight.nbytes for c in model if isinstance(c, nn.Conv2d)]
+    assert packed == {0: 0, 3000: sizes[0], None: sum(sizes)}[bytes_]
+
+
+def test_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model, x = Net("3x3").eval(), torch.randn(2, 3, 9, 7)
+    with no_fallback():
+        assert_right(planned(model, x), model, x)
+
+
+def test_which_convolutions_are_linear_layers() -> None:
+    made = []
+    start = plans.Planner.__init__
+
+    def begun(self: plans.Planner, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        made.append(described(self._first)["steps"])
+
+    model, x = Net("1x1").eval(), torch.randn(2, 3, 9, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans.Planner, "__init__", begun)
+        hypatia.compile(model, x)
+    assert "linear + relu" in made[0]
+    assert made[0].count("aten.convolution.default") == 1
