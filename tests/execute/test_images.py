@@ -156,11 +156,30 @@ def test_weights_are_copied_in_as_many_bytes_as_may_be(bytes_: int | None) -> No
     assert packed == {0: 0, 3000: sizes[0], None: sum(sizes)}[bytes_]
 
 
-def test_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    model, x = Net("3x3").eval(), torch.randn(2, 3, 9, 7)
+OFF = {
+    "not built": lambda patch: patch.setattr(torch.backends.mkldnn, "is_available", lambda: False),
+    "no bf16": lambda patch: patch.setattr(plans, "_onednn_serves", lambda dtype: dtype == "f32"),
+}
+"""Machines and builds of torch on which oneDNN does not serve."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("why", OFF)
+def test_without_onednn(why: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    OFF[why](monkeypatch)
+    model, x = Net("3x3").eval().to(dtype), torch.randn(2, 3, 9, 7).to(dtype)
     with no_fallback():
         assert_right(planned(model, x), model, x)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "f32"), (torch.bfloat16, "bf16")], ids=str)
+def test_onednn_is_asked_for_the_dtype(
+    dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(plans, "_onednn_serves", lambda dtype: asked.append(dtype) or True)
+    hypatia.compile(Net("3x3").eval().to(dtype), torch.randn(2, 3, 9, 7).to(dtype))
+    assert set(asked) == {name}
 
 
 def test_which_convolutions_are_linear_layers() -> None:

@@ -32,8 +32,8 @@ class TorchCall(TypedDict):
     """It is called in the form that changes its first operand."""
     is_vector: bool
     """Its result is a vector."""
-    onednn: bool
-    """It is a convolution of images with channels last, for oneDNN."""
+    onednn: str | None
+    """It is a convolution of images with channels last, for oneDNN: f32 or bf16."""
 
 
 class Returned(TypedDict):

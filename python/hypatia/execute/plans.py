@@ -124,7 +124,7 @@ class Planner:
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
-        if described["onednn"] and torch.backends.mkldnn.is_available():
+        if described["onednn"] is not None and _onednn_serves(described["onednn"]):
             return _onednn_convolution(args)
         return target, args, kwargs
 
@@ -194,6 +194,14 @@ def _onednn_convolution(
     onednn = torch.ops.mkldnn
     kernel = torch_calls.Prepared(weight, onednn._reorder_convolution_weight.default, how)
     return onednn._convolution_pointwise.default, (image, kernel, bias, *how, "none", [], ""), {}
+
+
+def _onednn_serves(dtype: str) -> bool:
+    """Whether torch has oneDNN, uses it, and has it compute in f32 or bf16 on this machine."""
+    onednn = torch.backends.mkldnn
+    if not onednn.is_available() or not getattr(onednn, "enabled", True):
+        return False
+    return dtype == "f32" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def cudnn_settings() -> tuple[bool, bool, bool, bool]:

@@ -35,8 +35,8 @@ pub struct TorchCall {
     pub in_place: bool,
     /// Its result is a vector.
     pub is_vector: bool,
-    /// It is a convolution of images with channels last, for oneDNN.
-    pub onednn: bool,
+    /// It is a convolution of images with channels last, for oneDNN: their element type.
+    pub onednn: Option<&'static str>,
 }
 
 /// An operand of a call.
@@ -113,8 +113,12 @@ impl Lowering<'_> {
             None if opaque.is_some() => (emitted.target, vec![]),
             None => (emitted.target, emitted.args),
         };
+        let onednn = match self.convolves_by(id) {
+            Some(Convolutions::Onednn) => Some(self.shape(id)?.1.name()),
+            _ => None,
+        };
         self.calls.push(TorchCall {
-            onednn: self.convolves_by(id) == Some(Convolutions::Onednn),
+            onednn,
             origin: opaque.and(emitted.origin),
             target,
             args,

@@ -125,7 +125,7 @@ impl Lowering<'_> {
             writes: vec![],
         }));
         self.calls.push(TorchCall {
-            onednn: false,
+            onednn: None,
             origin: emitted.origin,
             target: emitted.target,
             args: vec![],
