@@ -31,6 +31,10 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "reflected": lambda: nn.Conv2d(8, 12, 3, padding=1, padding_mode="reflect"),
     "whole image": lambda: nn.Conv2d(8, 12, (9, 7)),
     "norm": lambda: nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12)),
+    "group norm": lambda: nn.Sequential(nn.Conv2d(8, 12, 3), nn.GroupNorm(3, 12), nn.Conv2d(12, 8, 1)),
+    "pools": lambda: nn.Sequential(
+        nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.Conv2d(8, 12, 3), nn.MaxPool2d(2, 1)
+    ),
     "turned": lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Conv2d(8, 12, 3)),
 }
 

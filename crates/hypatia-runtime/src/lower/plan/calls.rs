@@ -10,7 +10,7 @@ use hypatia_core::ops::Row;
 use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
-use super::images::{ORDER, channels_last_strides, is_pool};
+use super::images::{ORDER, channels_last_strides, lies_as_read};
 use super::layouts::order;
 use super::{Lowering, is_number, no_plan};
 use crate::device::Convolutions;
@@ -194,8 +194,9 @@ impl Lowering<'_> {
         if self.has_channels_last(id) {
             return Some(channels_last_strides(shape));
         }
-        let pool = self.source.images && is_pool(self.name(id));
-        ((attention || pool) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+        let how = self.can.channels_last.as_ref().filter(|_| self.source.images);
+        let image = shape.len() == 4 && how.is_some_and(|how| lies_as_read(self.name(id), how));
+        ((attention || image) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
     }
 
     /// Whether a node is a convolution whose images have channels last.

@@ -330,7 +330,7 @@ impl Turned<'_> {
                 .first()
                 .filter(|_| matches!(self.copy.name(children[0]), "split" | "native_max_pool2d")),
             "slice" | "contiguous" | "detach" | "alias" => Some(&children[0]),
-            name if is_pool(name) => Some(&children[0]),
+            name if lies_as_read(name, self.how) => Some(&children[0]),
             _ => None,
         };
         if from.is_some_and(|x| self.last.contains_key(x)) {
@@ -342,12 +342,14 @@ impl Turned<'_> {
     }
 }
 
-/// Whether an op pools images: its result lies in memory as its operand does.
-pub(super) fn is_pool(name: &str) -> bool {
-    matches!(
-        name,
-        "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d"
-    )
+/// Whether the result of torch's kernel lies in memory as the image that it reads does: poolings, and on a CPU norms of
+/// groups.
+pub(super) fn lies_as_read(name: &str, how: &Images) -> bool {
+    match name {
+        "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d" => true,
+        "group_norm" => how.by == Convolutions::Onednn,
+        _ => false,
+    }
 }
 
 fn image(ty: &Ty) -> Option<&TensorType> {
