@@ -155,7 +155,7 @@ impl Lowering<'_> {
                             }
                         }
                         Some(_) => self.changed(child)?,
-                        None if self.row(id).is_some_and(Row::keeps_layout) => {
+                        None if self.row(id).is_some_and(Row::keeps_layout) && !self.lies_as_image(id, t.rank()) => {
                             let operand = self.operand(child)?;
                             let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
                             match operand.has_dense_rows() && aligned {
@@ -194,9 +194,14 @@ impl Lowering<'_> {
         if self.has_channels_last(id) {
             return Some(channels_last_strides(shape));
         }
+        ((attention || self.lies_as_image(id, shape.len())) && query.shape.len() == shape.len())
+            .then(|| query.strides_like(shape))
+    }
+
+    /// Whether a tensor of a node, of this rank, is an image that lies with channels last or not, as the model's do.
+    fn lies_as_image(&self, id: Id, rank: usize) -> bool {
         let how = self.can.channels_last.as_ref().filter(|_| self.source.images);
-        let image = shape.len() == 4 && how.is_some_and(|how| lies_as_read(self.name(id), how));
-        ((attention || image) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+        rank == 4 && how.is_some_and(|how| lies_as_read(self.name(id), how))
     }
 
     /// Whether a node is a convolution whose images have channels last.

@@ -324,11 +324,9 @@ impl Turned<'_> {
                 return Ok(());
             }
             // One of several results is of what the call reads.
-            "getitem" => source
-                .node(children[0])
-                .children
-                .first()
-                .filter(|_| matches!(self.copy.name(children[0]), "split" | "native_max_pool2d")),
+            "getitem" => source.node(children[0]).children.first().filter(|_| {
+                self.copy.name(children[0]) == "split" || lies_as_read(self.copy.name(children[0]), self.how)
+            }),
             "slice" | "contiguous" | "detach" | "alias" => Some(&children[0]),
             name if lies_as_read(name, self.how) => Some(&children[0]),
             _ => None,
@@ -347,7 +345,7 @@ impl Turned<'_> {
 pub(super) fn lies_as_read(name: &str, how: &Images) -> bool {
     match name {
         "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d" => true,
-        "group_norm" => how.by == Convolutions::Onednn,
+        "group_norm" | "native_group_norm" => how.by == Convolutions::Onednn,
         _ => false,
     }
 }
