@@ -15,7 +15,7 @@ use hypatia_core::random::Random;
 use hypatia_core::{Options, optimize};
 use hypatia_runtime::device::Registered;
 use hypatia_runtime::lower::plan::{Lowered, Owner, Wanted, Wish, lower, lower_program};
-use hypatia_runtime::plan::{Memory, Setting};
+use hypatia_runtime::plan::{Memory, Setting, Task};
 use hypatia_runtime::tuning::Database;
 use hypatia_runtime::{Error, cpu};
 
@@ -146,6 +146,40 @@ fn the_rest_is_a_call_into_torch() {
         let lowered = lower(&optimized, 1, &Wish::on(CPU)).unwrap();
         assert_eq!(lowered.plan.steps[0].name(), name, "{text}");
         assert_eq!(lowered.calls[0].target, name, "{text}");
+    }
+}
+
+#[test]
+fn convolutions_with_a_window_of_one_are_layers_over_channels() {
+    let first = "(relu (conv x:[2,6,5,4] w1:[8,6,1,1] b1:[8] [1,1] [0,0] [1,1] 1))";
+    // The image is turned, and so is the result.
+    check(
+        &format!("(tuple (conv {first} w2:[3,8,1,1] none [1,1] [0,0] [1,1] 1))"),
+        4,
+    );
+}
+
+#[test]
+fn images_have_channels_last() {
+    let text = "(let a (relu (conv x:[2,3,9,8] w1:[8,3,3,3] b1:[8] [1,1] [1,1] [1,1] 1)))
+(let c (silu (conv a w2:[4,8,1,1] none [1,1] [0,0] [1,1] 1)))
+(tuple (group_norm (conv c w3:[4,1,3,3] none [1,1] [1,1] [1,1] 4) 2 none none 1e-5))";
+    let lowered = returned(text, vec![]).unwrap();
+    let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
+    let calls: Vec<_> = lowered.calls.iter().map(|c| (c.target.as_str(), c.onednn)).collect();
+    let convolution = ("aten.convolution.default", Some("f32"));
+    assert_eq!(
+        calls,
+        [convolution, convolution, ("aten.group_norm.default", None)],
+        "{names:?}"
+    );
+    // The window of one is a layer over channels; oneDNN adds biases and reads the model's own weights.
+    assert!(names.contains(&"linear + silu".to_owned()), "{names:?}");
+    assert!(lowered.orders.iter().all(Option::is_none));
+    for step in &lowered.plan.steps {
+        if let Task::Torch(t) = step {
+            assert_eq!(t.reads[0].strides[1], 1, "{names:?}");
+        }
     }
 }
 

@@ -166,6 +166,12 @@ impl Lowering<'_> {
                         None if self.convolves_by(id) == Some(Convolutions::Cudnn) && operands.len() == 1 => {
                             self.kernel_of(child, &ORDER)?
                         }
+                        // It would put the channels of its result where those of the image are.
+                        None if self.convolves_by(id) == Some(Convolutions::Onednn) && operands.is_empty() => {
+                            let operand = self.operand(child)?;
+                            let wanted = channels_last_strides(&operand.shape);
+                            self.as_wanted(child, operand, Some(&wanted))?
+                        }
                         None => self.operand(child)?,
                     };
                     reads.push(operand);
