@@ -178,7 +178,9 @@ fn images_have_channels_last() {
     assert!(lowered.orders.iter().all(Option::is_none));
     for step in &lowered.plan.steps {
         if let Task::Torch(t) = step {
-            assert_eq!(t.reads[0].strides[1], 1, "{names:?}");
+            // Torch's norm of groups is less precise over channels last.
+            let innermost = if t.name == "aten.group_norm.default" { 3 } else { 1 };
+            assert_eq!(t.reads[0].strides[innermost], 1, "{names:?}");
         }
     }
 }

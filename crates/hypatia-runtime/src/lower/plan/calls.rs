@@ -10,10 +10,10 @@ use hypatia_core::ops::Row;
 use hypatia_core::ty::{DType, Ty};
 use serde::Serialize;
 
-use super::images::{ORDER, channels_last_strides, lies_as_read};
+use super::images::{ORDER, channels_last_strides, is_pool};
 use super::layouts::order;
 use super::{Lowering, is_number, no_plan};
-use crate::device::Convolutions;
+use crate::device::{Convolutions, Images};
 use crate::error::Result;
 use crate::operand::dense_strides;
 use crate::step::{Operand, Task, TorchStep, Value};
@@ -155,7 +155,7 @@ impl Lowering<'_> {
                             }
                         }
                         Some(_) => self.changed(child)?,
-                        None if self.row(id).is_some_and(Row::keeps_layout) && !self.lies_as_image(id, t.rank()) => {
+                        None if self.reads_rows(id) => {
                             let operand = self.operand(child)?;
                             let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
                             match operand.has_dense_rows() && aligned {
@@ -200,14 +200,15 @@ impl Lowering<'_> {
         if self.has_channels_last(id) {
             return Some(channels_last_strides(shape));
         }
-        ((attention || self.lies_as_image(id, shape.len())) && query.shape.len() == shape.len())
-            .then(|| query.strides_like(shape))
+        let pool = self.source.images && is_pool(self.name(id));
+        ((attention || pool) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
     }
 
-    /// Whether a tensor of a node, of this rank, is an image that lies with channels last or not, as the model's do.
-    fn lies_as_image(&self, id: Id, rank: usize) -> bool {
-        let how = self.can.channels_last.as_ref().filter(|_| self.source.images);
-        rank == 4 && how.is_some_and(|how| lies_as_read(self.name(id), how))
+    /// Whether a call is to read rows without gaps. Torch's norm of groups is less precise over channels last on a CPU.
+    fn reads_rows(&self, id: Id) -> bool {
+        let onednn = |how: &Images| how.by == Convolutions::Onednn;
+        let norm = self.name(id) == "group_norm" && self.can.channels_last.as_ref().is_some_and(onednn);
+        norm || self.row(id).is_some_and(Row::keeps_layout)
     }
 
     /// Whether a node is a convolution whose images have channels last.

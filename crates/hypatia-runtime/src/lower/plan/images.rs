@@ -112,6 +112,9 @@ impl Turned<'_> {
         if let Some(operands) = self.batch_norm(id) {
             return self.normed(&operands).map(Some);
         }
+        if let Some(operands) = self.norm_of_whole_images(id) {
+            return self.normed_as_rows(&operands).map(Some);
+        }
         if let Some((x, true)) = self.whole_mean(id) {
             return self.mean(x, true).map(Some);
         }
@@ -237,6 +240,55 @@ impl Turned<'_> {
         self.cast(y, t.dtype)
     }
 
+    /// The operands of a norm with all channels in one group. On a CPU it is a norm of rows: torch's own kernel for images with
+    /// channels last subtracts the square of the mean from the mean of squares, and so loses digits that eager has.
+    fn norm_of_whole_images(&self, id: Id) -> Option<Vec<Id>> {
+        let source = &self.copy.source.program;
+        let norm = match self.copy.name(id) {
+            "group_norm" => id,
+            "getitem" if self.copy.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
+            _ => return None,
+        };
+        if self.how.by != Convolutions::Onednn || !matches!(self.copy.name(norm), "group_norm" | "native_group_norm") {
+            return None;
+        }
+        let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
+        let operands = source.node(norm).children.to_vec();
+        let whole = known && self.copy.int(operands[1]) == Some(1) && self.last.contains_key(&operands[0]);
+        whole.then_some(operands)
+    }
+
+    fn normed_as_rows(&mut self, operands: &[Id]) -> Result<Id> {
+        let x = self.with_last(operands[0])?;
+        let Some(t) = self.copy.made.program.ty(x).tensor().cloned() else {
+            return Err(no_plan("a norm of no tensor"));
+        };
+        let within = wide(t.dtype);
+        let sizes: Vec<i64> = t.shape.iter().filter_map(Dim::known).collect();
+        let row: i64 = sizes[1..].iter().product();
+        let program = &mut self.copy.made.program;
+        let [rows, row, shape, none] = [
+            Attr::ints(&[sizes[0], row]),
+            Attr::ints(&[row]),
+            Attr::Ints(t.shape.clone()),
+            Attr::None,
+        ]
+        .map(|attr| program.attr(attr));
+        let wide = self.cast(x, within)?;
+        let flat = self.copy.op("reshape", [wide, rows])?;
+        let eps = self.copy.place[&operands[4]];
+        let normed = self.copy.op("layer_norm", [flat, row, none, none, eps])?;
+        let mut y = self.copy.op("reshape", [normed, shape])?;
+        for (op, operand) in [("mul", operands[2]), ("add", operands[3])] {
+            if self.copy.source.program.ty(operand).tensor().is_some() {
+                let expanded = self.copy.op("expand", [self.copy.place[&operand], shape])?;
+                let expanded = self.cast(expanded, within)?;
+                y = self.copy.op(op, [y, expanded])?;
+            }
+        }
+        self.cast(y, t.dtype)
+    }
+
     fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
         if self.copy.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
             return Ok(id);
@@ -324,11 +376,13 @@ impl Turned<'_> {
                 return Ok(());
             }
             // One of several results is of what the call reads.
-            "getitem" => source.node(children[0]).children.first().filter(|_| {
-                self.copy.name(children[0]) == "split" || lies_as_read(self.copy.name(children[0]), self.how)
-            }),
+            "getitem" => source
+                .node(children[0])
+                .children
+                .first()
+                .filter(|_| matches!(self.copy.name(children[0]), "split" | "native_max_pool2d")),
             "slice" | "contiguous" | "detach" | "alias" => Some(&children[0]),
-            name if lies_as_read(name, self.how) => Some(&children[0]),
+            name if is_pool(name) => Some(&children[0]),
             _ => None,
         };
         if from.is_some_and(|x| self.last.contains_key(x)) {
@@ -340,14 +394,12 @@ impl Turned<'_> {
     }
 }
 
-/// Whether the result of torch's kernel lies in memory as the image that it reads does: poolings, and on a CPU norms of
-/// groups.
-pub(super) fn lies_as_read(name: &str, how: &Images) -> bool {
-    match name {
-        "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d" => true,
-        "group_norm" | "native_group_norm" => how.by == Convolutions::Onednn,
-        _ => false,
-    }
+/// Whether an op pools images: its result lies in memory as its operand does.
+pub(super) fn is_pool(name: &str) -> bool {
+    matches!(
+        name,
+        "max_pool2d" | "native_max_pool2d" | "avg_pool2d" | "adaptive_avg_pool2d"
+    )
 }
 
 fn image(ty: &Ty) -> Option<&TensorType> {
