@@ -182,6 +182,13 @@ NAMES = {
         "a GPU that begins when all is queued: its own time, without the host's",
         "only on a GPU, where the larger of both is measured instead",
     ),
+    "onednn": Name(
+        "torch.ops",
+        "mkldnn",
+        "oneDNN's convolutions (_convolution_pointwise), their weights (_reorder_convolution_weight), and "
+        "whether it has bf16 (_is_mkldnn_bf16_supported)",
+        "torch's own convolution over channels last",
+    ),
     "release_pool": Name("torch._C", "_cuda_releasePool", "the same", "only on a GPU"),
 }
 

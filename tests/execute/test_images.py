@@ -183,6 +183,11 @@ def test_weights_are_copied_in_as_many_bytes_as_may_be(bytes_: int | None) -> No
     assert packed == {0: 0, 3000: sizes[0], None: sum(sizes)}[bytes_]
 
 
+def test_torch_has_onednns_ops() -> None:
+    if torch.backends.mkldnn.is_available():
+        assert plans._onednn_serves("f32")
+
+
 OFF = {
     "not built": lambda patch: patch.setattr(torch.backends.mkldnn, "is_available", lambda: False),
     "no bf16": lambda patch: patch.setattr(plans, "_onednn_serves", lambda dtype: dtype == "f32"),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from .. import _native
+from .. import _native, _torch
 from .._torch import OpOverload, pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
@@ -191,17 +191,20 @@ def _onednn_convolution(
     """A convolution by oneDNN, which reads its weight in a form of its own."""
     image, weight, bias, stride, padding, dilation, _, _, groups = args
     how = (padding, stride, dilation, groups)
-    onednn = torch.ops.mkldnn
+    onednn = _torch.onednn
     kernel = torch_calls.Prepared(weight, onednn._reorder_convolution_weight.default, how)
     return onednn._convolution_pointwise.default, (image, kernel, bias, *how, "none", [], ""), {}
 
 
 def _onednn_serves(dtype: str) -> bool:
     """Whether torch has oneDNN, uses it, and has it compute in f32 or bf16 on this machine."""
-    onednn = torch.backends.mkldnn
-    if not onednn.is_available() or not getattr(onednn, "enabled", True):
+    settings, onednn = torch.backends.mkldnn, _torch.onednn
+    ops = ("_convolution_pointwise", "_reorder_convolution_weight", "_is_mkldnn_bf16_supported")
+    if not settings.is_available() or not getattr(settings, "enabled", True):
         return False
-    return dtype == "f32" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not all(hasattr(onednn, op) for op in ops):
+        return False
+    return dtype == "f32" or bool(onednn._is_mkldnn_bf16_supported())
 
 
 def cudnn_settings() -> tuple[bool, bool, bool, bool]:
