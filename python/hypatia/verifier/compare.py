@@ -328,8 +328,8 @@ class Comparer:
         if seed not in self._moved:
             # Inputs stay: at a tie, where a gradient jumps, it must be eager's.
             how = {"wide": True, "nudge": True, "nudge_inputs": False}
-            stream = Stream(self.whole, self.inputs, self.random, seed=seed, **how)
             with torch.enable_grad():
+                stream = Stream(self.whole, self.inputs, self.random, seed=seed, **how)
                 self._moved[seed] = gradients_of(dict(stream), self.leaves.values())
         return self._moved[seed]
 
