@@ -191,14 +191,19 @@ impl Turned<'_> {
         }
     }
 
+    /// The call of which a node is the first result.
+    fn call_of(&self, id: Id) -> Id {
+        let children = &self.copy.source.program.node(id).children;
+        match self.copy.name(id) {
+            "getitem" if self.copy.int(children[1]) == Some(0) => children[0],
+            _ => id,
+        }
+    }
+
     /// The operands of a batch norm of images by given statistics.
     fn batch_norm(&self, id: Id) -> Option<Vec<Id>> {
         let source = &self.copy.source.program;
-        let norm = match self.copy.name(id) {
-            "batch_norm" => id,
-            "getitem" if self.copy.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
-            _ => return None,
-        };
+        let norm = self.call_of(id);
         let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
         let is_norm = matches!(
             self.copy.name(norm),
@@ -244,11 +249,7 @@ impl Turned<'_> {
     /// channels last subtracts the square of the mean from the mean of squares, and so loses digits that eager has.
     fn norm_of_whole_images(&self, id: Id) -> Option<Vec<Id>> {
         let source = &self.copy.source.program;
-        let norm = match self.copy.name(id) {
-            "group_norm" => id,
-            "getitem" if self.copy.int(source.node(id).children[1]) == Some(0) => source.node(id).children[0],
-            _ => return None,
-        };
+        let norm = self.call_of(id);
         if self.how.by != Convolutions::Onednn || !matches!(self.copy.name(norm), "group_norm" | "native_group_norm") {
             return None;
         }
