@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import counts, idioms, ops, patterns, views
+from . import counts, idioms, images, ops, patterns, views
 from .builder import Builder
 from .case import FORMS, Case, Entry, Plan
 from .program import Program
@@ -24,6 +24,9 @@ MAKERS: tuple[tuple[ops.Maker, int], ...] = (
 
 FEWEST = 5
 """Calls that a program has at least."""
+
+NETS = 0.08
+"""Share of the programs that are convolutional nets, by dice of their own."""
 
 CHANGES = ("", "", "", "add", "copy", "replace", "load", "zero")
 
@@ -45,7 +48,8 @@ def _case(seed: int, dice: random.Random) -> Case | None:
     training = name == "step" or dice.random() < {"direct": 0.2, "optimize": 0.4, "torch": 0.35}[name]
     dtype = dice.choices(FLOATS, (78, 6, 12, 4))[0]
     b = Builder(dice, training=training, dtype=dtype)
-    _inputs(b)
+    nets = random.Random(f"{seed} images").random() < NETS
+    (images.begun if nets else _inputs)(b)
     wanted = min(60, int(dice.expovariate(1 / 14)) + 8)
     makers, weights = zip(*MAKERS, strict=True)
     favoured = [w * dice.choice((0.3, 1, 1, 3)) for w in weights]
@@ -57,7 +61,7 @@ def _case(seed: int, dice: random.Random) -> Case | None:
         if i in counted:
             counted[i](b)
         maker = ops.changing if in_place and b.chance(0.12) else dice.choices(makers, favoured)[0]
-        maker(b)
+        (images.image if nets and b.chance(0.8) else maker)(b)
     if not b.rows:
         return None
     entry = _entry(b, name)
@@ -66,7 +70,10 @@ def _case(seed: int, dice: random.Random) -> Case | None:
     program = _program(b, entry)
     if program is None or len(program.rows) < FEWEST:
         return None
-    return Case(seed, program, entry, _plans(b, program, entry))
+    plans = _plans(b, program, entry)
+    if nets:
+        plans = images.laid_out(plans, random.Random(f"{seed} layouts"))
+    return Case(seed, program, entry, plans)
 
 
 def _counted(seed: int) -> dict[int, ops.Maker]:

@@ -19,6 +19,9 @@ be "below 3": from zero on, less than three."""
 LAYOUTS = ("dense", "swapped", "steps", "offset", "expanded")
 """Memory layouts: with the last dimensions swapped, every other element, at an odd address, all rows one."""
 
+CHANNELS_LAST = "channels last"
+"""The layout that images can have besides."""
+
 
 @dataclasses.dataclass(frozen=True)
 class T:
@@ -90,6 +93,8 @@ def _whole(spec: T, dtype: torch.dtype, dice: torch.Generator) -> torch.Tensor:
 def _arranged(layout: str, dense: torch.Tensor, device: str) -> torch.Tensor:
     dense = dense.to(device)
     shape = dense.shape
+    if layout == CHANNELS_LAST and dense.dim() == 4:
+        return dense.contiguous(memory_format=torch.channels_last)
     if layout == "swapped" and dense.dim() >= 2:
         return dense.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "steps" and dense.dim() >= 1:

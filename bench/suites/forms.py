@@ -39,6 +39,7 @@ TOLD = (
     "not run",
     "cannot",
     "no native plan",
+    "training step",
 )
 """Words of the messages that are kept."""
 

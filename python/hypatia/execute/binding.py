@@ -267,6 +267,11 @@ class Binding:
             return bound
         return Recorded(bound, self.device, inputs, self._room, changes)
 
+    def why_not(self, inputs: Sequence[Any]) -> str:
+        """Why the plan that was bound last does not run on these inputs."""
+        bound, _ = next(reversed(self.bound.values()), (None, None))
+        return "" if bound is None else bound.refusal(*inputs)
+
     def forget(self) -> None:
         """Drops all plans: a setting is another one."""
         self.only = None

@@ -23,8 +23,15 @@ log = logging.getLogger(__name__)
 
 _recording = threading.Lock()
 
-_OF_LIBRARIES = ("_pin_memory_loop", "InductorSubproc")
+_OF_LIBRARIES = ("_pin_memory_loop", "InductorSubproc", "subproc_worker_timer")
 """In the names of threads that run no ops of torch's."""
+
+_QUIET = (
+    *("torch._inductor", "torch.utils.data", "multiprocessing.queues", "logging", "tqdm", "tensorboard"),
+    *("tensorboardX", "wandb", "mlflow", "zmq", "IPython.core.history"),
+    *("ipykernel.iostream", "ipykernel.heartbeat", "ipykernel.control", "ipykernel.parentpoller"),
+)
+"""Modules whose threads load data, compile, write logs or keep a notebook alive, and run no ops either."""
 
 _TRIES = 3
 """How often a recording is begun that another thread ends."""
@@ -116,7 +123,10 @@ class CudaGraph(Generic[_T]):
 def _is_alone() -> bool:
     """Whether no other thread can draw random numbers on a GPU."""
     own = threading.current_thread()
-    return all(t is own or _never_draws(t) for t in threading.enumerate())
+    others = [t.name for t in threading.enumerate() if t is not own and not _never_draws(t)]
+    if others:
+        log.info("not recorded: threads that may draw random numbers meanwhile: %s", ", ".join(others))
+    return not others
 
 
 _of_autograd: set[int] = set()
@@ -132,7 +142,10 @@ def _never_draws(thread: threading.Thread) -> bool:
     """Whether a thread loads data, shows progress, or waits for Inductor's compilers or a backward pass."""
     if type(thread).__name__ == "_DummyThread" and thread.ident in _of_autograd:
         return True
-    if type(thread).__name__ == "TMonitor" or any(name in thread.name for name in _OF_LIBRARIES):
+    made_by = (type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or "")
+    if any(module == quiet or module.startswith(f"{quiet}.") for module in made_by for quiet in _QUIET):
+        return True
+    if any(name in thread.name for name in _OF_LIBRARIES):
         return True
     given: tuple[Any, ...] = getattr(thread, "_args", ())
     pool = given[0]() if given and isinstance(given[0], weakref.ref) else None

@@ -142,7 +142,7 @@ class NativeGraph:
         before = State(changed, binding.device) if checked else None
         outputs = bound(binding.lead(), *inputs)
         if outputs is None:
-            binding.refusal = bound.refusal(*inputs)
+            binding.refusal = binding.why_not(inputs)
             return None
         note_changes(changed)
         results = plan_results.results(outputs, inputs)
@@ -160,7 +160,9 @@ class NativeGraph:
         binding = self.binding
         assert binding.only is not None
         returned = binding.only(binding.lead(), *inputs)
-        if returned is not None and binding.changes:
+        if returned is None:
+            binding.refusal = binding.why_not(inputs)
+        elif binding.changes:
             note_changes([inputs[i] for i in binding.changes])
         return self.finished(returned)
 

@@ -167,6 +167,25 @@ fn what_is_kept_lies_as_the_backward_pass_expects() {
 }
 
 #[test]
+fn an_input_that_is_kept_lies_as_the_backward_pass_expects() {
+    // A weight that was copied to have its channels last: the copy is gone, its strides are not.
+    let text = "(tuple (exp x:bf16[2]) y:bf16[4,3,2,2])";
+    let mut wish = Wish {
+        saved: true,
+        ..Wish::on(CUDA)
+    };
+    for (strides, given) in [(vec![12, 4, 2, 1], true), (vec![12, 1, 6, 3], false)] {
+        let kept = Wanted {
+            strides: Some(strides.clone()),
+            ..Wanted::default()
+        };
+        wish.layouts.outputs = vec![Wanted::default(), kept];
+        let returned = lowered_with(text, 2, &wish).results[1].clone();
+        assert_eq!((returned.strides, returned.given), (strides, given));
+    }
+}
+
+#[test]
 fn a_factor_that_is_part_of_a_value_is_copied() {
     // Products take their sizes from the shape of the factor's value.
     let lowered = lowered("(tuple (mm x:[4,8] (slice y:[12,6] -2 0 8 1)))");

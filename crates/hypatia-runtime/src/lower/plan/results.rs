@@ -178,7 +178,9 @@ impl Lowering<'_> {
         }
         let operand = self.operand(id)?;
         let given = self.plan.inputs.iter().position(|v| *v == operand.value);
-        if let (Owner::Any, Some(at)) = (&wanted.memory, given) {
+        // A backward pass was traced with strides that a copy may have given to what it takes.
+        let alike = wanted.strides.as_ref().is_none_or(|strides| operand.lies_as(strides));
+        if let (Owner::Any, Some(at), true) = (&wanted.memory, given, alike) {
             return Ok(self.seen(&operand, true, at));
         }
         let constant = self.plan.constants.contains(&operand.value);
