@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import warnings
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from forms import winning
 from test_plans import BETWEEN, Layers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hypatia
 from hypatia.execute import native
+from hypatia.frontend import dynamo
+from hypatia.frontend.train_contest import Contest
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
@@ -507,12 +513,12 @@ def _normed(drop: float = 0.0) -> nn.Module:
 _RECORDED = ("recorded", "torch's, recorded", "plain", "eager")
 
 
-def _train_beside(make: Any, x: torch.Tensor, form: str) -> list[str]:
-    """Ten steps of SGD beside eager's, with the same random numbers; the forms there were."""
+def _train_beside(make: Any, x: torch.Tensor, form: str, entry: Any = hypatia.compile) -> Any:
+    """Ten steps of SGD beside eager's, with the same random numbers; the compiled model."""
     torch.manual_seed(0)
     model = make().cuda().train()
     twin = copy.deepcopy(model)
-    call = hypatia.compile(model)
+    call = entry(model)
     optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin)]
     with winning(form):
         for i in range(10):
@@ -529,17 +535,88 @@ def _train_beside(make: Any, x: torch.Tensor, form: str) -> list[str]:
                 torch.testing.assert_close(
                     a, b, rtol=2e-3, atol=2e-4, msg=lambda m, n=name, i=i: f"{n}, {i}: {m}"
                 )
-    step = call._last_training.step
-    assert step is not None
-    assert step.settled
-    return list(step.times)
+    return call
 
 
 def _check_recorded(make: Any, x: torch.Tensor) -> str:
     for form in _RECORDED:
-        found = _train_beside(make, x, form)
-        assert {"recorded", "eager"} <= {*found}, found
-    return ", ".join(found)
+        step = _train_beside(make, x, form)._last_training.step
+        assert step is not None
+        assert step.settled
+        assert {"recorded", "eager"} <= {*step.times}, step.times
+        _check_by_torch(make, x, form)
+    return ", ".join(step.times)
+
+
+def _by_torch(model: nn.Module) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, backend="hypatia")
+
+
+@contextlib.contextmanager
+def _contests() -> Iterator[list[Contest]]:
+    """What decides about training steps that torch.compile compiles inside."""
+    made: list[Contest] = []
+
+    class Noted(Contest):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    with mock.patch.object(dynamo, "Contest", Noted):
+        yield made
+
+
+def _check_by_torch(make: Any, x: torch.Tensor, form: str) -> None:
+    with _contests() as made:
+        _train_beside(make, x, form, _by_torch)
+    (contest,) = made
+    assert contest._decided
+    assert contest._run is not contest._compiled
+    assert (contest._run is contest._eager) == (form == "eager")
+
+
+def check_steps_under_autocast() -> str:
+    """Autocast around a model is part of its graphs: nothing is cast twice, by a recording, too."""
+    for form in _RECORDED[:3]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 32)).cuda()
+        x = torch.randn(16, 64, device="cuda")
+        with _contests() as made, winning(form):
+            call = _by_torch(model)
+            for _ in range(4):
+                found = []
+                for each in (call, model):
+                    model.zero_grad()
+                    with torch.autocast("cuda", torch.bfloat16):
+                        result = each(x)
+                    assert result.dtype == torch.bfloat16
+                    result.float().square().mean().backward()
+                    found.append([result.detach().clone(), *(p.grad.clone() for p in model.parameters())])
+                torch.testing.assert_close(*found, rtol=3e-2, atol=3e-3)
+        assert made[0]._run is not made[0]._compiled
+    return f"{len(_RECORDED[:3])} forms"
+
+
+def check_checkpoints() -> str:
+    """A checkpoint runs a pass again in the backward pass, and counts what autograd keeps of it."""
+    x = torch.randn(16, 32, device="cuda", requires_grad=True)
+    for entry in (hypatia.compile, _by_torch):
+        for form in ("recorded", "plain"):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 32)).cuda()
+            found = []
+            with winning(form):
+                for call in (entry(model), model):
+                    torch.manual_seed(1)
+                    # Compiled and recorded without a checkpoint, then with one, then without again.
+                    for i in range(9):
+                        model.zero_grad()
+                        kept = checkpoint(call, x, use_reentrant=False) if 3 <= i < 6 else call(x)
+                        kept.square().mean().backward()
+                    found.append([p.grad.clone() for p in model.parameters()])
+            torch.testing.assert_close(*found, rtol=2e-3, atol=2e-4)
+    return "2 entries"
 
 
 def check_tied_weights() -> str:

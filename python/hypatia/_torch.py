@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ NAMES = {
     "any_autocast": Name(
         "torch._C", "_is_any_autocast_enabled", "under autocast a plan has the wrong dtypes"
     ),
+    "DisableAutocast": Name(
+        "torch._C", "_DisableAutocast", "graphs that autocast was traced into run without it"
+    ),
     "is_jit_tracing": Name("torch._C", "_is_tracing", "what torch.jit.trace traces is the model as it is"),
     "cublas_allows_tf32": Name("torch._C", "_get_cublas_allow_tf32", "plans are bound for one setting"),
     "set_multithreaded_backward": Name(
@@ -214,6 +218,18 @@ def gathered_parameters() -> set[int] | None:
         return {id(getattr(p, "_unsharded_param", None)) for g in groups for p in g.fsdp_params}
     except AttributeError:
         return None
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """Around a graph that was captured under autocast, which would cast once more."""
+    found: Any = sys.modules[__name__]
+    return found.DisableAutocast() if found.any_autocast() else nullcontext()
+
+
+def saved_tensors_are_seen() -> bool:
+    """Whether somebody sees what autograd keeps now, as checkpoints do, which count it."""
+    ask = getattr(optional("autograd"), "_top_saved_tensors_default_hooks", None)
+    return ask is not None and ask(True) is not None
 
 
 def inductor_pools() -> list[object]:

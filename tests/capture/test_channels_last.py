@@ -42,7 +42,7 @@ def test_images_that_change_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     model = Changed()
     twin = copy.deepcopy(model)
-    with mock.patch.object(dynamo, "Contest", lambda eager, compiled, noted: compiled):
+    with mock.patch.object(dynamo, "Contest", lambda eager, compiled, *_: compiled):
         call = torch.compile(model, backend="hypatia")
         for _ in range(2):
             x = torch.randn(2, 3, 7, 7)

@@ -67,7 +67,7 @@ def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def by_torch(model: nn.Module) -> Any:
     torch.compiler.reset()
     # Both passes as they were compiled, whether they are faster than eager or not.
-    with mock.patch.object(dynamo, "Contest", lambda eager, compiled, noted: compiled):
+    with mock.patch.object(dynamo, "Contest", lambda eager, compiled, *_: compiled):
         return torch.compile(model, backend="hypatia")
 
 

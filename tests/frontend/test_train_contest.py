@@ -1,4 +1,4 @@
-"""On a CPU, torch.compile trains by the compiled passes only where they are faster than eager."""
+"""torch.compile trains by the compiled passes only where they are faster than eager."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import hypatia
 from hypatia.execute import timing
 from hypatia.frontend.train_contest import Contest
 from support import fresh_dynamo
@@ -46,9 +48,7 @@ def trained(net: nn.Module, run: nn.Module, steps: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kept", ["eager", "plain"])
 def test_the_faster_one_runs_and_computes_the_same(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = prefer(monkeypatch, kept)
-    made: list[Contest] = []
-    start = Contest.__init__
-    monkeypatch.setattr(Contest, "__init__", lambda self, *a: (made.append(self), start(self, *a))[1])
+    made = contests(monkeypatch)
     ours, eager = model(), model()
     eager.load_state_dict(ours.state_dict())
     found = trained(ours, torch.compile(ours, backend="hypatia"), 4)
@@ -67,3 +67,92 @@ def test_inference_has_no_contest(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(net, backend="hypatia")(x), net(x))
     assert "plain" not in asked
+
+
+def contests(monkeypatch: pytest.MonkeyPatch) -> list[Contest]:
+    made: list[Contest] = []
+    start = Contest.__init__
+    monkeypatch.setattr(Contest, "__init__", lambda self, *a: (made.append(self), start(self, *a))[1])
+    return made
+
+
+def test_a_step_runs_without_what_aotautograd_does_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "plain")
+    made = contests(monkeypatch)
+    ours, eager = model(), model()
+    eager.load_state_dict(ours.state_dict())
+    run = torch.compile(ours, backend="hypatia")
+    trained(ours, run, 3)
+    trained(eager, eager, 3)
+    (contest,) = made
+
+    def never(*args: object) -> object:
+        raise AssertionError("AOTAutograd's wrappers ran")
+
+    monkeypatch.setattr(contest, "_compiled", never)
+    torch.testing.assert_close(trained(ours, run, 1), trained(eager, eager, 1))
+    # Two forward passes, then both backward passes.
+    x, y = torch.randn(6, 8), torch.randn(6, 8, requires_grad=True)
+    found = []
+    for net, call in ((ours, run), (eager, eager)):
+        net.zero_grad()
+        torch.manual_seed(5)
+        first, second = call(x), call(y)
+        (first.sum() + second.square().sum()).backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_other_parameters_are_not_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "plain")
+    made = contests(monkeypatch)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    run = torch.compile(net, backend="hypatia")
+    trained(net, run, 3)
+    x = torch.randn(6, 8)
+    for _ in range(2):
+        net[0].weight = nn.Parameter(torch.randn(16, 8))
+        net.zero_grad()
+        run(x).square().sum().backward()
+        found = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        net(x).square().sum().backward()
+        torch.testing.assert_close(found, [p.grad for p in net.parameters()])
+    assert made
+
+
+@pytest.mark.parametrize("entry", ["torch", "direct"])
+def test_what_checkpoints_see_is_what_they_saw_before(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = prefer(monkeypatch, "plain")
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+    run = torch.compile(net, backend="hypatia") if entry == "torch" else hypatia.compile(net)
+    x = torch.randn(6, 8, requires_grad=True)
+    found = []
+    for call in (run, net):
+        torch.manual_seed(2)
+        for _ in range(4):
+            net.zero_grad()
+            checkpoint(call, x, use_reentrant=False).square().sum().backward()
+        found.append([p.grad.clone() for p in net.parameters()])
+    torch.testing.assert_close(*found)
+    # Calls that are only timed would be counted.
+    assert "plain" not in asked
+
+
+def test_autocast_is_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "plain")
+    made = contests(monkeypatch)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    run = torch.compile(net, backend="hypatia")
+    x = torch.randn(6, 8)
+    for _ in range(4):
+        found = []
+        for call in (run, net):
+            net.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                result = call(x)
+            result.square().sum().backward()
+            assert result.dtype == torch.bfloat16
+            found.append([result.detach(), *(p.grad for p in net.parameters())])
+        torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+    assert made[0]._run is not made[0]._compiled

@@ -45,23 +45,26 @@ class RecordedStep:
         forward: Forward,
         backward: Backward,
         primals: Sequence[torch.Tensor],
-        parameters: int,
+        steady: Sequence[int],
         tangents: GivenTangents,
         changed: Sequence[int] = (),
     ) -> None:
-        """``changed`` are those of the primals that a forward pass changes, all among the parameters. They
-        are changed here, too."""
+        """``steady`` are the places of the parameters among the primals, ``changed`` of those that a forward
+        pass changes, all of them parameters. They are changed here, too."""
         self._changed = changed
         self._plain = (forward, backward)
-        self._parameters = parameters
-        self._addresses = [t.data_ptr() for t in primals[:parameters]]
+        self._steady = list(steady)
+        self._open = sorted({*range(len(primals))} - {*steady})
+        self._addresses = [primals[i].data_ptr() for i in steady]
         self._index = next(t for t in primals if t.is_cuda).device.index
         self._stream = _torch.cuda_stream(self._index)
         self._lock = threading.Lock()
         self._turn: Callable[[], _Turn | None] = lambda: None
-        self._inputs = [t.clone() for t in primals[parameters:]]
+        self._inputs = [primals[i].clone() for i in self._open]
         self._tangents = [None if t is None else t.clone() for t in tangents]
-        given = [*primals[:parameters], *self._inputs]
+        given = list(primals)
+        for i, own in zip(self._open, self._inputs, strict=True):
+            given[i] = own
 
         def both() -> None:
             _, saved, besides = forward(list(given))
@@ -76,7 +79,7 @@ class RecordedStep:
         others = {t.untyped_storage()._cdata for t in (*given, *self._saved, *self._results)}
         self._lends = _torch.optional("storage_use_count") is not None and others.isdisjoint(self._storages)
         kept = {t.data_ptr() for t in self._saved}
-        self._watched = [i for i in range(parameters) if self._addresses[i] in kept]
+        self._watched = [i for i, at in zip(steady, self._addresses, strict=True) if at in kept]
         """Parameters that the backward pass reads: autograd notices if they are changed before it."""
 
     def _record_backward(self) -> None:
@@ -102,8 +105,10 @@ class RecordedStep:
             (turn is None or turn.done)
             and _torch.cuda_stream(self._index) == self._stream
             and not _torch.dispatch_mode_count()
+            # A checkpoint runs the pass again later, and counts what is kept both times.
+            and not _torch.saved_tensors_are_seen()
             and not torch.cuda.is_current_stream_capturing()
-            and [t.data_ptr() for t in args[: self._parameters]] == self._addresses
+            and [args[i].data_ptr() for i in self._steady] == self._addresses
         )
 
     def forward(self, args: list[torch.Tensor]) -> tuple[Tensors, Tensors, object]:
@@ -112,8 +117,8 @@ class RecordedStep:
             if self._free(args):
                 if self._missing:
                     self._record_backward()
-                for place, given in zip(self._inputs, args[self._parameters :], strict=True):
-                    place.copy_(given)
+                for i, place in zip(self._open, self._inputs, strict=True):
+                    place.copy_(args[i])
                 self._forward.replay()
                 note_changes([args[i] for i in self._changed])
                 turn = _Turn()

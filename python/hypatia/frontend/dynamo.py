@@ -89,7 +89,7 @@ def hypatia(
         settings["force_non_lazy_backward_lowering"] = True
     with COMPILING, _torch.functorch_config.patch(settings), stage(AUTOGRAD):
         compiled = compiler(gm, example_inputs)
-    return compiled if eager is None else Contest(eager, compiled, noted)
+    return compiled if eager is None else Contest(eager, compiled, noted, parsed.backward_in_caller)
 
 
 def reports() -> list[GraphReport]:

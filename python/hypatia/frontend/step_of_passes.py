@@ -14,25 +14,28 @@ from .dynamo_pass import Pass
 from .train_dynamo import Step
 
 
-def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -> Step | None:
-    """The step that these passes make, if nothing has to be done around them."""
+def step_of(primals: Sequence[Any], steady: Sequence[int], passes: Sequence[Pass]) -> Step | None:
+    """The step that these passes make, if nothing has to be done around them.
+
+    ``primals`` are what the forward graph takes; those at the places ``steady`` are parameters and buffers.
+    """
     kinds = [p.kind for p in passes]
-    if sorted(kinds) != ["backward", "forward"] or not all(isinstance(t, torch.Tensor) for t in inputs):
+    if sorted(kinds) != ["backward", "forward"] or not all(isinstance(t, torch.Tensor) for t in primals):
         return None
     forward, backward = (passes[kinds.index(k)] for k in ("forward", "backward"))
     about = forward.metadata
-    parameters = lifted(gm)
     given = forward.graph.find_nodes(op="placeholder")
-    if about is None or not _is_plain(about) or len(given) != len(parameters) + len(inputs):
+    if about is None or not _is_plain(about) or len(given) != len(primals):
         return None
+    parameters = [primals[i] for i in steady]
     # Weights may be tied, but nothing else may be given twice.
     tied = {id(t) for t in parameters}
-    if len(tied | {id(t) for t in inputs}) != len(tied) + len(inputs):
+    if len(tied | {id(t) for t in primals}) != len(tied) + len(primals) - len(parameters):
         return None
-    changed = _changed(about, parameters)
+    changed = _changed(about, parameters, steady)
     if changed is None:
         return None
-    for node, tensor in zip(given, (*parameters, *inputs), strict=True):
+    for node, tensor in zip(given, primals, strict=True):
         value = value_of(node)
         if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
             return None
@@ -45,7 +48,7 @@ def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -
         results
     ):
         return None
-    if any(given[i] in kept for i in changed):
+    if any(given[steady[i]] in kept for i in changed):
         # A backward pass would find other values there after a second forward pass.
         return None
     wanted = sum(r.requires_grad for r in results)
@@ -55,7 +58,7 @@ def step_of(gm: fx.GraphModule, inputs: Sequence[Any], passes: Sequence[Pass]) -
     (gradients,) = backward.graph.find_nodes(op="output")
     if len(gradients.args[0]) != len(given):
         return None
-    return Step(parameters, forward, backward, results, changed)
+    return Step(parameters, forward, backward, results, changed, steady)
 
 
 def _is_plain(about: Any) -> bool:
@@ -73,12 +76,13 @@ def _is_plain(about: Any) -> bool:
     return not any(getattr(about, name, 0) for name in gone) and not about.tokens
 
 
-def _changed(about: Any, parameters: Sequence[torch.Tensor]) -> list[int] | None:
+def _changed(about: Any, parameters: Sequence[torch.Tensor], steady: Sequence[int]) -> list[int] | None:
     """Buffers that the forward graph changes, as places among the parameters; none if it changes anything
     that is an input, has gradients or is there twice."""
-    found = [i for i, info in enumerate(about.input_info) if info.mutates_data or info.mutates_metadata]
-    if found and (found[-1] >= len(parameters) or any(about.input_info[i].mutates_metadata for i in found)):
+    places = [i for i, info in enumerate(about.input_info) if info.mutates_data or info.mutates_metadata]
+    if not {*places} <= {*steady} or any(about.input_info[i].mutates_metadata for i in places):
         return None
+    found = [i for i, place in enumerate(steady) if place in places]
     times = Counter(id(t) for t in parameters)
     alone = all(times[id(parameters[i])] == 1 and not parameters[i].requires_grad for i in found)
     return found if alone else None

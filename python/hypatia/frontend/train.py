@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -84,7 +85,8 @@ class CompiledTraining:
         if self.parts.hooked or not compiled:
             return
         try:
-            self._compile(inputs, options, self._dynamic(dims))
+            with _unseen():
+                self._compile(inputs, options, self._dynamic(dims))
             outline = self._flat.hypatia_outline()
             self.single = outline.single
             self.take = taker(signature.spec, signature.kinds, (), outline.owned())
@@ -132,7 +134,8 @@ class CompiledTraining:
             raise UnsupportedError("the graphs hold for some sizes only")
         _check_gradients(passes, wanted)
         self._run = run
-        self.step = step_of(gm, inputs, passes) if dynamic is None else None
+        weights = lifted(gm)
+        self.step = step_of([*weights, *inputs], range(len(weights)), passes) if dynamic is None else None
         if self.step is not None and not self.step.random and not self.step.changed:
             self.step.again = lambda again: list(flat(*again))
         if self.step is not None and any(t.is_cuda for t in inputs):
@@ -145,12 +148,11 @@ class CompiledTraining:
             log.info("the model trains as it is: %s", why)
             self._run, self.step, self._as_it_is = None, None, True
         elif self.step is None:
-            buffers = lifted(gm)
-            changes = _changed(passes, len(buffers) + len(inputs))
+            changes = _changed(passes, len(weights) + len(inputs))
             if changes is not None:
                 self._waiting = [p for p in passes if p.whole is None]
-                self._buffers = [buffers[i] for i in changes if i < len(buffers)]
-                self._changes = [i - len(buffers) for i in changes if i >= len(buffers)]
+                self._buffers = [weights[i] for i in changes if i < len(weights)]
+                self._changes = [i - len(weights) for i in changes if i >= len(weights)]
 
     def _lies_alike(self, inputs: tuple[torch.Tensor, ...]) -> bool:
         """Whether results lie as the model's own do: torch does not always foretell their strides."""
@@ -279,17 +281,29 @@ class CompiledTraining:
         step = self.step
         if step is None or _torch.functorch_active():
             assert self._run is not None
-            if self._waiting and all(p.settled() for p in self._waiting) and not _torch.functorch_active():
+            if self._waiting and all(p.settled() for p in self._waiting) and not _is_seen():
                 self._compare(self._run, flat)
                 if self.eager:
                     return None
             results: Sequence[Any] = self._run(*flat)
             return results
-        if not step.settled and step.ready:
+        if not step.settled and step.ready and not _torch.saved_tensors_are_seen():
             self._settle(step, flat)
             if self.eager:
                 return None
         return step(flat)
+
+
+def _is_seen() -> bool:
+    """Whether calls that are only timed would be seen."""
+    return _torch.functorch_active() or _torch.saved_tensors_are_seen()
+
+
+def _unseen() -> AbstractContextManager[object]:
+    """Calls inside are only tried: a checkpoint does not count what autograd keeps of them."""
+    if not _torch.saved_tensors_are_seen():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def _open_examples(gm: fx.GraphModule, ranges: Ranges) -> tuple[FakeTensorMode, list[torch.Tensor]]:

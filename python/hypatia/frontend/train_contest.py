@@ -1,31 +1,37 @@
-"""Training by ``torch.compile`` on a CPU: compiled passes run only where they are faster than eager.
+"""Training by ``torch.compile``: the form of both passes that is fastest, which eager may be.
 
-A CPU has no plans for training, so that the passes are torch's ops in another order. Often they gain nothing,
-and what AOTAutograd does around them costs a little.
+AOTAutograd compiles the passes one by one, and does something around them at every call. Where they are a
+whole training step they run without that, on a GPU as CUDA graphs; where neither is faster, eager runs.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from .. import _torch
 from ..capture.op_facts import effects_in
+from ..devices import table
 from ..execute import choose
 from ..execute.changes import State
+from ..verifier.first_call import device_of
 from .dynamo_pass import Pass
+from .step_of_passes import lifted, step_of
+from .train_dynamo import Passes, Step
 
 log = logging.getLogger(__name__)
 
 
 def as_captured(gm: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule | None:
-    """A copy of a graph that may be trained on a CPU, to be kept as it is now; none of any other graph."""
-    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
-    trained = any(t.requires_grad for t in (*tensors, *gm.parameters()))
-    if not trained or not torch.is_grad_enabled() or not all(t.device.type == "cpu" for t in tensors):
+    """A copy of a graph that may be trained, to be kept as it is now; none of any other graph."""
+    tensors = [t for t in (*inputs, *gm.parameters()) if isinstance(t, torch.Tensor)]
+    trained = any(t.requires_grad for t in tensors)
+    if not trained or not torch.is_grad_enabled() or len({t.device for t in tensors}) > 1:
         return None
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -33,13 +39,23 @@ def as_captured(gm: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule 
 
 
 class Contest:
-    """Runs the compiled passes; once both are verified, they are timed beside eager."""
+    """Runs the compiled passes; once both are verified, their forms are timed beside eager."""
 
-    def __init__(self, eager: fx.GraphModule, compiled: Callable[..., Any], passes: Sequence[Pass]) -> None:
-        """``passes`` gets the backward pass when it is first needed."""
+    def __init__(
+        self,
+        eager: fx.GraphModule,
+        compiled: Callable[..., Any],
+        passes: Sequence[Pass],
+        in_caller: bool = False,
+    ) -> None:
+        """``passes`` gets the backward pass when it is first needed; ``in_caller`` is of `Step`."""
+        self._in_caller = in_caller
         self._eager = eager
         self._passes = passes
+        self._compiled = compiled
         self._run: Callable[..., Any] = compiled
+        self._own = lifted(eager)
+        """Parameters and buffers that are part of the graph."""
         self._decided = False
 
     def __call__(self, *args: Any) -> Any:
@@ -55,22 +71,29 @@ class Contest:
         plain = all(
             type(t) in (torch.Tensor, torch.nn.Parameter) for t in args if isinstance(t, torch.Tensor)
         )
-        return plain and torch.is_grad_enabled() and choose.is_unobserved(torch.device("cpu"))
+        return plain and torch.is_grad_enabled() and not _is_observed(device_of(args))
 
     def _decide(self, args: Sequence[Any]) -> None:
         changed = self._changed(args)
         if changed is None or any(effects_in(p.graph) for p in self._passes):
             return
-        before = State(changed, torch.device("cpu"))
+        device = device_of(args)
+        before = State(changed, device)
         given = [
             t.detach().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t for t in args
         ]
         wanted = [*self._eager.parameters(), *(t for t in given if isinstance(t, torch.Tensor))]
-        compiled, eager = self._run, self._eager
-        calls = {"eager": lambda: eager(*given), "plain": lambda: compiled(*given)}
-        steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
+        step = self._step(given)
+        forms: dict[str, Passes] = {}
         try:
-            choice = choose.fastest(steps, torch.device("cpu"), counts=before.counts)
+            if step is not None:
+                forms = step.forms([[*self._own, *given][i] for i in step.open])
+                before.restore()
+                if not forms:
+                    return
+            calls = self._calls(given, step, forms)
+            steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
+            choice = choose.fastest(steps, device, counts=before.counts)
         except Exception:
             log.info("a training step cannot be timed", exc_info=True)
             return
@@ -78,22 +101,85 @@ class Contest:
             before.restore()
         log.info("training steps are kept: %s %s", choice.kept, choice.times.taken)
         if choice.kept == "eager":
-            self._run = eager
+            self._run = self._eager
             for report in (p.report for p in self._passes):
                 if report is not None:
                     report.kept = "eager"
+        elif step is not None:
+            step = self._step(args)
+            assert step is not None
+            step.passes, step.settled = forms[choice.kept], True
+            step.in_caller = self._in_caller and device.type == "cuda"
+            self._run = self._by(step)
+
+    def _calls(
+        self, args: Sequence[Any], step: Step | None, forms: dict[str, Passes]
+    ) -> dict[str, Callable[[], Any]]:
+        """Calls by name, in order of preference."""
+
+        def by(step: Step, passes: Passes) -> Callable[[], Any]:
+            def call() -> Any:
+                step.passes = passes
+                with _torch.without_autocast():
+                    return step.run([*self._own, *args])
+
+            return call
+
+        calls: dict[str, Callable[[], Any]] = {"plain": lambda: self._compiled(*args)}
+        if step is not None:
+            calls = {name: by(step, passes) for name, passes in forms.items()}
+        eager = {"eager": lambda: self._eager(*args)}
+        # A CPU has no plans for training: of equals, what needs nothing of ours.
+        return {**eager, **calls} if device_of(args).type == "cpu" else {**calls, **eager}
+
+    def _step(self, args: Sequence[Any]) -> Step | None:
+        """Both passes without what AOTAutograd does around them, if that is all they need."""
+        about = next((p.metadata for p in self._passes if p.kind == "forward"), None)
+        (output,) = self._eager.graph.find_nodes(op="output")
+        results: Any = output.args[0]
+        primals = [*self._own, *args]
+        static = getattr(about, "static_input_indices", None) or ()
+        steady = sorted({*range(len(self._own)), *static})
+        if any(i >= len(primals) for i in steady) or not isinstance(results, (tuple, list)):
+            return None
+        step = step_of(primals, steady, self._passes)
+        alike = step is not None and step.count == len(results)
+        return step if alike and all(isinstance(n, fx.Node) for n in results) else None
+
+    def _by(self, step: Step) -> Callable[..., Any]:
+        """Runs the step on the parameters that it was made for."""
+        own, compiled = self._own, self._compiled
+        device = device_of(step.parameters)
+        at = [i - len(own) for i in step.steady if i >= len(own)]
+        known = [step.parameters[step.steady.index(i + len(own))] for i in at]
+
+        def run(*args: Any) -> Any:
+            if not all(map(operator.is_, [args[i] for i in at], known)) or _is_observed(device):
+                return compiled(*args)
+            with _torch.without_autocast():
+                return step.run([*own, *args])
+
+        return run
 
     def _changed(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
         """Inputs and buffers that a step changes; none if that is not known."""
         known = next((p.metadata for p in self._passes if p.kind != "backward"), None)
-        own: list[tuple[str, torch.Tensor]] = [
-            *self._eager.named_parameters(remove_duplicate=False),
-            *self._eager.named_buffers(remove_duplicate=False),
-        ]
-        values = [*(t for _, t in own), *args]
+        values = [*self._own, *args]
         if known is None or len(known.input_info) != len(values):
             return None
         if any(info.mutates_metadata or info.mutates_storage_metadata for info in known.input_info):
             return None
         changed = [v for v, info in zip(values, known.input_info, strict=True) if info.mutates_data]
         return None if any(t.requires_grad for t in changed) else changed
+
+
+def _is_observed(device: torch.device) -> bool:
+    """Whether somebody looks at the ops of this call, or at what autograd keeps of it: a mode, a recording, a
+    compilation, a transform, a checkpoint."""
+    return bool(
+        table.of(device).is_recording()
+        or _torch.saved_tensors_are_seen()
+        or _torch.dispatch_mode_count()
+        or _torch.functorch_active()
+        or torch.compiler.is_compiling()
+    )

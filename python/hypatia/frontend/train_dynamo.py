@@ -44,7 +44,7 @@ class _Function(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         # Inputs are kept for those who ask for gradients of gradients.
-        ctx.save_for_backward(*primals[len(step.parameters) :], *saved)
+        ctx.save_for_backward(*[primals[i] for i in step.open], *saved)
         if step.plain:
             ctx.mark_non_differentiable(*[results[i] for i in step.plain])
         return tuple(results)
@@ -53,7 +53,8 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor) -> object:
         note_thread_of_autograd()
         if not torch.is_grad_enabled():
-            return _backward(ctx, *tangents)
+            with _torch.without_autocast():
+                return _backward(ctx, *tangents)
         again = ctx.step.again
         return _backward_once(ctx, *tangents) if again is None else _differentiable(ctx, again, tangents)
 
@@ -110,11 +111,18 @@ class Step:
         backward: Pass,
         results: Sequence[Any],
         changed: Sequence[int] = (),
+        steady: Sequence[int] | None = None,
     ) -> None:
+        """``steady`` says where the forward graph takes the parameters: first, if nothing is said."""
         self.parameters = parameters
         self.changed = changed
         """Buffers that the forward pass changes, as places among the parameters."""
-        self.inputs = len(forward.graph.find_nodes(op="placeholder")) - len(parameters)
+        count = len(forward.graph.find_nodes(op="placeholder"))
+        self.steady = [*range(len(parameters))] if steady is None else list(steady)
+        self.open = sorted({*range(count)} - {*self.steady})
+        """Where it takes the inputs."""
+        self.inputs = len(self.open)
+        self._first = self.steady == [*range(len(parameters))]
         self.again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         """The model by torch's own ops, for gradients of gradients."""
         self.random = any(draws(n.target) for n in forward.graph.nodes)
@@ -138,10 +146,21 @@ class Step:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of the model."""
+        return self.run(self._primals(inputs))
+
+    def run(self, primals: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The same; parameters and inputs are where the forward graph takes them."""
         if self.in_caller:
             # Autograd asks for it when a backward pass begins. What it is told at the end of one, it forgets.
             _torch.set_multithreaded_backward(False)
-        return _apply(self, *self.parameters, *inputs)
+        return _apply(self, *primals)
+
+    def _primals(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter(inputs)
+        if self._first:
+            return [*self.parameters, *given]
+        known = dict(zip(self.steady, self.parameters, strict=True))
+        return [known[i] if i in known else next(given) for i in range(len(self.parameters) + self.inputs)]
 
     def given(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Tangents as a backward pass takes them: zeros for those that it reads and nobody gave."""
@@ -189,7 +208,7 @@ class Step:
         if on_device is None:
             return forms
         before = self.state(on_device)
-        primals = [t.detach() for t in (*self.parameters, *inputs)]
+        primals = [t.detach() for t in self._primals(inputs)]
         first, last = _native_form(forward), _native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
@@ -219,7 +238,8 @@ class Step:
         return self(inputs)
 
     def _recorded(self, passes: Passes, primals: list[torch.Tensor], tangents: GivenTangents) -> Passes:
-        step = RecordedStep(*passes, primals, len(self.parameters), tangents, self.changed)
+        changed = [self.steady[i] for i in self.changed]
+        step = RecordedStep(*passes, primals, self.steady, tangents, changed)
         return Passes(step.forward, step.backward)
 
     def _add(self, forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
