@@ -39,7 +39,7 @@ TOLD = (
     "not run",
     "cannot",
     "no native plan",
-    "training step",
+    "training step:",
 )
 """Words of the messages that are kept."""
 
