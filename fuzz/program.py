@@ -117,6 +117,8 @@ def module_of(source: str) -> type[nn.Module]:
 
 
 def _declared(weight: Weight) -> str:
+    if weight.tied and weight.kind == "buffer":
+        return f'self.register_buffer("{weight.name}", self.{weight.tied})'
     if weight.tied:
         return f"self.{weight.name} = self.{weight.tied}"
     if weight.kind == "buffer":

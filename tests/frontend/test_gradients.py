@@ -353,3 +353,35 @@ def test_inputs_that_change_are_read_before(check: str, recwarn: pytest.Warnings
         found.append([given, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     torch.testing.assert_close(*found)
     assert not [w for w in recwarn if "rule" in str(w.message)]
+
+
+class ChangedBehindAutograd(nn.Module):
+    """A value that has gradients is changed by way of detach(), and read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        v = self.first(x)
+        v.detach().div_(3.0)
+        return self.second(v)
+
+
+@pytest.mark.parametrize("entry", ["optimize", "direct", "torch"])
+def test_a_value_that_is_changed_behind_autograd_keeps_its_gradient(entry: str) -> None:
+    torch.compiler.reset()
+    model, x = ChangedBehindAutograd(), torch.randn(3, 4)
+    made = {
+        "optimize": lambda: hypatia.optimize(model, x),
+        "direct": lambda: hypatia.compile(model),
+        "torch": lambda: torch.compile(model, backend="hypatia"),
+    }
+    call = made[entry]()
+    for _ in range(3):
+        found = []
+        for each in (call, model):
+            model.zero_grad()
+            each(x).square().sum().backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(*found)

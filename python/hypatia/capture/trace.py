@@ -22,7 +22,7 @@ from ..errors import UnsupportedError
 from ..timeline import CAPTURE, stage
 from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
-from .op_facts import changes, is_composite, stays_whole
+from .op_facts import changed_inputs, changes, is_composite, stays_whole
 from .recorder import recorded
 from .rewritten import copied
 from .size_ranges import Ranges, ranges_of
@@ -52,6 +52,8 @@ def captured(
             log.debug("torch.export is asked for the graph: %s", reason)
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
+        if torch.is_grad_enabled() and _is_changed_behind_autograd(program.graph_module):
+            raise NotFunctionalError("a value that has gradients is changed by way of detach()")
         try:
             program = program.run_decompositions({torch.ops.aten.copy.default: copied})
         except (RuntimeError, AssertionError) as error:
@@ -179,6 +181,18 @@ def distinct(model: nn.Module, args: object) -> Any:
         return value
 
     return pytree.tree_map(own, args)
+
+
+def _is_changed_behind_autograd(gm: fx.GraphModule) -> bool:
+    """Whether a value is changed in place where autograd does not see it: made functional, what reads the
+    value would read the changed copy, which has no gradient."""
+    for changed in changed_inputs(gm):
+        node = changed
+        while node.op == "call_function" and getattr(node.target, "is_view", False):
+            if node.target is torch.ops.aten.detach.default:
+                return True
+            node = node.all_input_nodes[0]
+    return False
 
 
 def _is_functional(graph: fx.Graph) -> bool:

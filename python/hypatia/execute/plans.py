@@ -79,6 +79,7 @@ class Planner:
     ) -> _native.NativePlan:
         layouts = self._layouts.at(sizes)
         wish = {"sizes": sizes, "saved": self.saved, "layouts": layouts, "in_place": list(self._in_place)}
+        wish["images"] = any(map(_has_channels_last, self.captured.nodes))
         return self.optimization.plan(json.dumps({**wish, "keep": keep, "masked": masked}))
 
     def with_masks(self, keep: Sequence[int] = (), masked: Sequence[int] = ()) -> _native.NativePlan:
@@ -127,6 +128,14 @@ class Planner:
         if described["onednn"] is not None and _onednn_serves(described["onednn"]):
             return _onednn_convolution(args)
         return target, args, kwargs
+
+
+def _has_channels_last(node: fx.Node) -> bool:
+    """Whether a node is a convolution whose image was traced with channels last."""
+    if node.target is not torch.ops.aten.convolution.default:
+        return False
+    image = value_of(node)
+    return image.dim() == 4 and not image.is_contiguous() and image.stride()[1] == 1
 
 
 def _resizes(target: object) -> bool:

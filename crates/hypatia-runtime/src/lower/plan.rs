@@ -79,6 +79,8 @@ pub struct Wish {
     pub sizes: BTreeMap<String, i64>,
     /// It is a pass of a training step.
     pub saved: bool,
+    /// A pass of a training step that was traced with images that have channels last.
+    pub images: bool,
     /// How tensors lie in eager.
     pub layouts: Layouts,
     /// Outputs whose masks are outputs, too, after all others; see [`Lowered::keeps`].
@@ -130,7 +132,7 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
     let inlined = match &abilities.channels_last {
-        Some(how) if !wish.saved => images::channels_last(inlined, how)?,
+        Some(how) if !wish.saved || wish.images => images::channels_last(inlined, how)?,
         _ => inlined,
     };
     let inlined = match wish.saved {
