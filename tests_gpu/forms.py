@@ -7,7 +7,7 @@ from unittest import mock
 
 from hypatia.execute import timing
 
-ORDER = ("plan", "plain", "masked", "recorded", "torch's, recorded", "graph", "eager")
+ORDER = ("plan", "plain", "masked", "recorded", "torch's, recorded", "plans, recorded", "graph", "eager")
 """Forms of calls and of training steps, from the fastest one on."""
 
 

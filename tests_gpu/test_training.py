@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import torch
 from forms import winning
 from test_plans import BETWEEN, Layers
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hypatia
@@ -574,6 +576,64 @@ def _check_by_torch(make: Any, x: torch.Tensor, form: str) -> None:
     assert contest._decided
     assert contest._run is not contest._compiled
     assert (contest._run is contest._eager) == (form == "eager")
+
+
+class _Images(nn.Module):
+    """A convolutional net with all kinds of windows, whose images have their channels last in training."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        kinds = [
+            nn.Conv2d(16, 32, 1, bias=False),
+            nn.Conv2d(32, 32, 7, padding=3, groups=32),
+            nn.Conv2d(32, 16, 1),
+            nn.Conv2d(16, 16, 3, padding=1, groups=4, bias=False),
+            nn.Conv2d(16, 24, 3, stride=2, padding=1),
+            nn.Conv2d(24, 24, 5, padding=2, groups=24, bias=False),
+            nn.Conv2d(24, 24, 2, stride=2),
+            nn.Conv2d(24, 40, 1, bias=False),
+        ]
+        self.kinds = nn.ModuleList(kinds)
+        self.norms = nn.ModuleList([norm(k.out_channels) for k in kinds])
+        self.last = nn.Linear(40, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for i, (kind, norm) in enumerate(zip(self.kinds, self.norms, strict=True)):
+            y = norm(kind(x))
+            y = F.gelu(y) if i % 3 else torch.relu(y)
+            x = x + y if x.shape == y.shape else y
+        return self.last(x.mean((2, 3)))
+
+
+class _Rows(nn.LayerNorm):
+    """A norm over channels, as ConvNeXt has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def check_convolutional_nets() -> str:
+    """Images with channels last in both passes, by plans and by torch's ops."""
+    kept = []
+    for norm in (nn.BatchNorm2d, _Rows, nn.Identity):
+        for dtype in (torch.bfloat16, torch.float16):
+            for form in ("plans, recorded", "plain", "recorded"):
+                torch.manual_seed(0)
+                model = _Images(norm).cuda().to(dtype).train()
+                if norm is nn.BatchNorm2d:
+                    # Statistics of few values are all roundings.
+                    for each in model.norms:
+                        each.momentum = 0.0
+                x = torch.randn(8, 3, 48, 40, device="cuda", dtype=dtype)
+                call = hypatia.compile(model)
+                with winning(form):
+                    for _ in range(3):
+                        _assert_right(model, call, [x])
+                        x = torch.randn_like(x)
+                kept += [r.kept for r in call.reports]
+    return ", ".join(f"{n} {k}" for k, n in Counter(kept).items())
 
 
 def check_steps_under_autocast() -> str:

@@ -19,7 +19,7 @@ import hypatia
 from hypatia.compiler import pipeline
 from hypatia.execute import native, timing
 from hypatia.execute.cuda_graph import CopiesOut
-from hypatia.frontend import train_dynamo
+from hypatia.frontend import step_forms
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
 from hypatia.verifier import compare
 
@@ -213,10 +213,10 @@ def test_forms_are_compared_from_the_same_state() -> None:
         model[1].running_var.add_(1.0)
         return results
 
-    wrong = train_dynamo.Passes(changing, step.passes.backward)
+    wrong = step_forms.Passes(changing, step.passes.backward)
     forms = {"plain": step.passes, "alike": step.passes, "wrong": wrong}
     with torch.no_grad():
-        found = train_dynamo._right(forms, primals, [torch.ones(8, 3)], step.state(device))
+        found = step_forms.right_ones(forms, primals, [torch.ones(8, 3)], step.state(device))
     assert list(found) == ["plain", "alike"]
     torch.testing.assert_close(dict(model.named_buffers()), before)
     assert torch.equal(torch.get_rng_state(), random)

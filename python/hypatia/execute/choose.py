@@ -110,6 +110,7 @@ def fastest(
     kept = decide(times.taken, copies)
     if plan is not None:
         plan.native = kept == "plan"
+        plan.lost = not plan.native and "plan" in times.taken
     return Choice(kept, times)
 
 

@@ -56,6 +56,8 @@ class NativeGraph:
         self.ranges: Ranges = {}
         """What sizes can be, where the graph holds for some only."""
         self.native = True
+        self.lost = False
+        """The plan is right, and was slower than what is kept."""
         self.settled = False
         """The first call is checked under modes of AOTAutograd's own; after it, modes are a user's."""
         self._takes_all = self.binding.takes_all

@@ -178,7 +178,7 @@ class CompiledTraining:
             calls = {name: functools.partial(step.by, passes, leaves) for name, passes in forms.items()}
             kept, (step.times, step.apart) = self._fastest(calls, leaves, before.counts)
         before.restore()
-        step.passes, step.settled = forms.get(kept, step.passes), True
+        step.keep(kept, forms)
 
     def _compare(self, run: Callable[..., Any], leaves: Sequence[Any]) -> None:
         """Keeps passes that are no step, or eager if that is faster."""

@@ -21,8 +21,9 @@ from ..execute import choose
 from ..execute.changes import State
 from ..verifier.first_call import device_of
 from .dynamo_pass import Pass
+from .step_forms import Passes
 from .step_of_passes import lifted, step_of
-from .train_dynamo import Passes, Step
+from .train_dynamo import Step
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Contest:
         elif step is not None:
             step = self._step(args)
             assert step is not None
-            step.passes, step.settled = forms[choice.kept], True
+            step.keep(choice.kept, forms)
             step.in_caller = self._in_caller and device.type == "cuda"
             self._run = self._by(step)
 

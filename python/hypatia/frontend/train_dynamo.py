@@ -7,32 +7,21 @@ change and results that are views, most models do not need; those run by the fun
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from .. import _native, _torch
 from ..capture.op_facts import draws
 from ..capture.records import value_of
-from ..execute.agreement import agree
-from ..execute.changes import State, note_changes
+from ..execute.changes import State
 from ..execute.cuda_graph import note_thread_of_autograd
-from ..execute.native import NativeGraph
-from ..execute.train_step import Backward, Forward, GivenTangents, Gradients, RecordedStep, Tensors
+from ..execute.train_step import GivenTangents, Gradients, RecordedStep, Tensors
 from .dynamo_pass import Pass
+from .step_forms import PLANS, Passes, Run, by_plan, by_torch, lost, masked, native_form, right_ones
 
 log = logging.getLogger(__name__)
-
-Run = Callable[[list[Any]], Any]
-"""Runs a graph on a list of arguments that it empties."""
-
-
-class Passes(NamedTuple):
-    """What runs the forward and the backward pass."""
-
-    forward: Forward
-    backward: Backward
 
 
 class _Function(torch.autograd.Function):
@@ -209,7 +198,7 @@ class Step:
             return forms
         before = self.state(on_device)
         primals = [t.detach() for t in self._primals(inputs)]
-        first, last = _native_form(forward), _native_form(backward)
+        first, last = native_form(forward), native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
             unread = [self.wanted[i] for i in self._graphs[1].unread]
@@ -222,11 +211,22 @@ class Step:
                 self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
             if (first is not None or last is not None) and "recorded" in forms:
                 # Torch's ops, where its kernels are the faster ones.
-                torchs = self._as_they_are(*[_by_torch(f) for f in (forward, backward)])
+                torchs = self._as_they_are(*[by_torch(f) for f in (forward, backward)])
                 self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
-            right = _right(forms, primals, tangents, before)
+            if "recorded" in forms and any(lost(f) is not None for f in (forward, backward)):
+                # Plans that lost because of the host, which a recording needs no more.
+                plans = self._as_they_are(*[by_plan(f) for f in (forward, backward)])
+                self._add(forms, PLANS, lambda: self._recorded(plans, primals, tangents))
+            right = right_ones(forms, primals, tangents, before)
             # Of equals the recorded one: its time does not depend on what else the host does.
             return dict(sorted(right.items(), key=lambda form: form[0] != "recorded"))
+
+    def keep(self, name: str, forms: Mapping[str, Passes]) -> None:
+        """Runs by one of these forms from now on."""
+        self.passes, self.settled = forms.get(name, self.passes), True
+        for each in self._graphs if name == PLANS else ():
+            if each.report is not None and lost(each.latest()) is not None:
+                each.report.kept = "plan"
 
     def state(self, device: torch.device) -> State:
         """What a forward pass changes, as it is now."""
@@ -250,80 +250,3 @@ class Step:
             return
         if made is not None:
             forms[name] = made
-
-
-def _native_form(run: Run) -> NativeGraph | None:
-    return run if isinstance(run, NativeGraph) and run.native else None
-
-
-def _by_torch(forward: Run) -> Run:
-    return forward.graph if isinstance(forward, NativeGraph) else forward
-
-
-def _right(
-    forms: dict[str, Passes],
-    primals: Sequence[torch.Tensor],
-    tangents: GivenTangents,
-    before: State,
-) -> dict[str, Passes]:
-    """The forms whose results, gradients and changes are those of the first, with the same random numbers."""
-    expected: list[object] | None = None
-    right: dict[str, Passes] = {}
-    for name, passes in forms.items():
-        before.restore()
-        results, saved, besides = passes.forward(list(primals))
-        changes = [t.clone() for t in before.tensors]
-        got: list[object] = [*results, *passes.backward(saved, besides, list(tangents)), *changes]
-        expected = got if expected is None else expected
-        pairs = [(a, b) for a, b in zip(got, expected, strict=True) if isinstance(b, torch.Tensor)]
-        if all(isinstance(a, torch.Tensor) and agree(a, b) for a, b in pairs):
-            right[name] = passes
-        else:
-            # Where an input of a ReLU is nearly zero, another order of sums decides otherwise.
-            log.info("a %s training step has other gradients than the plain one; it is not used", name)
-    before.restore()
-    return right
-
-
-def masked(
-    forward: NativeGraph,
-    backward: NativeGraph,
-    count: int,
-    whole: Callable[[GivenTangents], Run | None] = lambda _: None,
-) -> Passes | None:
-    """Both passes by plans that hand masks of ReLUs over as bits; none if there are no such masks.
-
-    ``whole`` is what runs the backward pass instead for some tangents."""
-    ours, theirs = forward.binding, backward.binding
-    keeps = {place - count: output for place, output in ours.keeps.items()}
-    pairs = [(keeps[place], taken) for place, taken in theirs.masks.items() if place in keeps]
-    if not pairs:
-        return None
-    kept, taken = zip(*pairs, strict=True)
-    first = ours.bound_to(forward.planner.with_masks(keep=kept), more=len(pairs))
-    second = theirs.bound_to(backward.planner.with_masks(masked=taken))
-
-    def run(args: list[torch.Tensor]) -> tuple[Tensors, Tensors, int]:
-        outputs = None
-        if not _torch.dispatch_mode_count():
-            given = ours.given(args)
-            outputs = first(ours.lead(), *given)
-        if outputs is None:
-            returned = forward(args)
-            return returned[:count], returned[count:], 0
-        note_changes([given[i] for i in ours.changes])
-        returned = forward.finished(outputs)
-        return returned[:count], returned[count:], len(pairs)
-
-    def back(saved: Tensors, bits: int, tangents: GivenTangents) -> Gradients:
-        args = [*saved[: len(saved) - bits], *tangents]
-        instead: Any = whole(tangents)
-        if instead is not None:
-            return instead(args)
-        outputs = None
-        if bits and not _torch.dispatch_mode_count():
-            given = theirs.given(args)
-            outputs = second(theirs.lead(), *given, *saved[len(saved) - bits :])
-        return backward(args) if outputs is None else backward.finished(outputs)
-
-    return Passes(run, back)

@@ -167,6 +167,23 @@ fn what_is_kept_lies_as_the_backward_pass_expects() {
 }
 
 #[test]
+fn a_training_step_keeps_channels_last_if_it_was_traced_so() {
+    let text = "(let y (conv x:bf16[2,16,9,9] y:bf16[16,1,3,3] z:bf16[16] [1,1] [1,1] [1,1] 16))
+(tuple (relu y))";
+    let mut wish = Wish {
+        saved: true,
+        ..Wish::on(CUDA)
+    };
+    let kinds = |wish: &Wish| {
+        let steps = lowered_as(text, wish).plan.steps;
+        steps.iter().any(|s| matches!(s, Task::Depthwise(_)))
+    };
+    assert!(!kinds(&wish));
+    wish.images = true;
+    assert!(kinds(&wish));
+}
+
+#[test]
 fn an_input_that_is_kept_lies_as_the_backward_pass_expects() {
     // A weight that was copied to have its channels last: the copy is gone, its strides are not.
     let text = "(tuple (exp x:bf16[2]) y:bf16[4,3,2,2])";
