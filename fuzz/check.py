@@ -136,7 +136,8 @@ class _Session:
         self.broken = broken
         self.entry, self.device, self.seen, self.outcome = entry, device, seen, outcome
         self.model = module_of(source)().to(device)
-        self.wide = module_of(widened(source))().to(device)
+        # On a CPU: some kernels for GPUs have constants of float32 in them.
+        self.wide = module_of(widened(source))()
         if not entry.training:
             for p in (*self.model.parameters(), *self.wide.parameters()):
                 p.requires_grad_(False)
@@ -255,9 +256,11 @@ class _Session:
                 return listed(_ran(self.eager, twin(made), self.entry.training))
 
         def wide() -> list[torch.Tensor] | None:
-            _restore(self.wide, before)
+            _restore(self.wide, {n: t.cpu() for n, t in before.items()})
+            given = pytree.tree_map(_on_cpu, twin(made, wide=True)) if self.device != "cpu" else None
             try:
-                return listed(_ran(self.wide, twin(made, wide=True), self.entry.training)) or None
+                run = _ran(self.wide, given or twin(made, wide=True), self.entry.training)
+                return [t.to(self.device) for t in listed(run)] or None
             except Exception:
                 return None
 

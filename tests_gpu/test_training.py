@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import hypatia
 from hypatia.execute import native
 from hypatia.frontend import dynamo
+from hypatia.frontend.step_forms import PLANS
 from hypatia.frontend.train_contest import Contest
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
@@ -578,6 +579,45 @@ def _check_by_torch(make: Any, x: torch.Tensor, form: str) -> None:
     assert (contest._run is contest._eager) == (form == "eager")
 
 
+class _Cache(nn.Module):
+    """A cache that is nearly full, and a count that says where the next call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("place", torch.ones(1, dtype=torch.int64))
+        self.register_buffer("kept", torch.zeros(2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.kept.index_copy_(0, self.place, y.detach()[:1])
+        self.place.add_(1)
+        return y + self.kept.sum(0)
+
+
+def check_caches_of_steps() -> str:
+    """Steps that are only tried do not write past the end of a cache."""
+    x = torch.randn(3, 8, device="cuda")
+    for entry in (hypatia.compile, _by_torch):
+        for form in ("recorded", "torch's, recorded", PLANS, "plain"):
+            torch.manual_seed(0)
+            model = _Cache().cuda()
+            twin = copy.deepcopy(model)
+            with winning(form):
+                call = entry(model)
+                for _ in range(4):
+                    for net, run in ((model, call), (twin, twin)):
+                        net.place.fill_(1)
+                        net.zero_grad()
+                        run(x).square().mean().backward()
+                    torch.cuda.synchronize()
+                    found, expected = (
+                        [*n.buffers(), *(p.grad for p in n.parameters())] for n in (model, twin)
+                    )
+                    torch.testing.assert_close(found, expected)
+    return "2 entries"
+
+
 class _Images(nn.Module):
     """A convolutional net with all kinds of windows, whose images have their channels last in training."""
 
@@ -619,7 +659,7 @@ def check_convolutional_nets() -> str:
     kept = []
     for norm in (nn.BatchNorm2d, _Rows, nn.Identity):
         for dtype in (torch.bfloat16, torch.float16):
-            for form in ("plans, recorded", "plain", "recorded"):
+            for form in (PLANS, "plain", "recorded"):
                 torch.manual_seed(0)
                 model = _Images(norm).cuda().to(dtype).train()
                 if norm is nn.BatchNorm2d:

@@ -201,22 +201,28 @@ class Step:
         first, last = native_form(forward), native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
+
+            def add(name: str, make: Callable[[], Passes | None]) -> None:
+                # Of a cache that a pass fills, the next place may be past the end.
+                before.restore()
+                _add(forms, name, make)
+
             unread = [self.wanted[i] for i in self._graphs[1].unread]
             tangents = [None if i in unread else torch.ones_like(results[i]) for i in self.wanted]
             calls = True
             if first is not None and last is not None:
-                self._add(forms, "masked", lambda: masked(first, last, self.count, self._whole))
+                add("masked", lambda: masked(first, last, self.count, self._whole))
                 calls = bool(first.binding.calls or last.binding.calls)
             if calls:
-                self._add(forms, "recorded", lambda: self._recorded(self.passes, primals, tangents))
+                add("recorded", lambda: self._recorded(self.passes, primals, tangents))
             if (first is not None or last is not None) and "recorded" in forms:
                 # Torch's ops, where its kernels are the faster ones.
                 torchs = self._as_they_are(*[by_torch(f) for f in (forward, backward)])
-                self._add(forms, "torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
+                add("torch's, recorded", lambda: self._recorded(torchs, primals, tangents))
             if "recorded" in forms and any(lost(f) is not None for f in (forward, backward)):
                 # Plans that lost because of the host, which a recording needs no more.
                 plans = self._as_they_are(*[by_plan(f) for f in (forward, backward)])
-                self._add(forms, PLANS, lambda: self._recorded(plans, primals, tangents))
+                add(PLANS, lambda: self._recorded(plans, primals, tangents))
             right = right_ones(forms, primals, tangents, before)
             # Of equals the recorded one: its time does not depend on what else the host does.
             return dict(sorted(right.items(), key=lambda form: form[0] != "recorded"))
@@ -242,11 +248,12 @@ class Step:
         step = RecordedStep(*passes, primals, self.steady, tangents, changed)
         return Passes(step.forward, step.backward)
 
-    def _add(self, forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
-        try:
-            made = make()
-        except (_native.HypatiaError, RuntimeError) as e:
-            log.info("no %s training step: %s", name, e)
-            return
-        if made is not None:
-            forms[name] = made
+
+def _add(forms: dict[str, Passes], name: str, make: Callable[[], Passes | None]) -> None:
+    try:
+        made = make()
+    except (_native.HypatiaError, RuntimeError) as e:
+        log.info("no %s training step: %s", name, e)
+        return
+    if made is not None:
+        forms[name] = made
