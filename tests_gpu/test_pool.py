@@ -7,10 +7,13 @@ import itertools
 from typing import Any
 
 import torch
+from forms import winning
 from test_depthwise import DTYPES, IMAGES, _assert_all_right, _steps, _with_odd_numbers
 from test_plans import _assert_right, _compiled
 from torch import nn
 from torch.nn import functional as F
+
+import hypatia
 
 MAX = (
     (3, 2, 1, 1, False),
@@ -222,3 +225,44 @@ def check_pools_of_more_than_two_gib() -> None:
         # The cut of the part is no edge of the image.
         inner = slice(None, -1) if corner.start is None else slice(1, None)
         assert torch.equal(result[..., corner, :].float()[..., inner, :], part[..., inner, :])
+
+
+class _Rows(nn.Module):
+    """Pools what a norm of rows has written: images with channels last, which nobody has put so."""
+
+    def __init__(self, pool: nn.Module, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm, self.pool, self.order = nn.LayerNorm(8), pool, order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.pool(self.norm(x).permute(self.order))
+
+
+def check_poolings_of_training_steps() -> str:
+    """Torch pools images as they lie, and writes them so wherever it is told to write."""
+    pools = (
+        nn.MaxPool2d(3, 1, 1),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(3, 2, 1),
+        nn.AdaptiveAvgPool2d(2),
+        nn.AdaptiveAvgPool2d((5, 7)),
+    )
+    count = 0
+    for pool, order in itertools.product(pools, ((0, 3, 1, 2), (0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 2, 1))):
+        for shape in ((2, 6, 4, 8), (3, 5, 1, 8), (1, 4, 4, 8)):
+            model = _Rows(pool, order).cuda()
+            x = torch.randn(shape, device="cuda", requires_grad=True)
+            try:
+                expected = model(x)
+            except RuntimeError:
+                continue
+            with winning("plain"):
+                call = hypatia.compile(model, verify="off")
+                for _ in range(3):
+                    found = call(x)
+                    (gradient,) = torch.autograd.grad(found.square().sum(), x)
+            (theirs,) = torch.autograd.grad(expected.square().sum(), x)
+            torch.testing.assert_close([found, gradient], [expected, theirs], rtol=1e-4, atol=1e-5)
+            assert found.stride() == expected.stride()
+            count += 1
+    return f"{count} cases"

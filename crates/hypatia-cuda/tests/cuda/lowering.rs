@@ -184,6 +184,35 @@ fn a_training_step_keeps_channels_last_if_it_was_traced_so() {
 }
 
 #[test]
+fn torch_pools_images_as_they_lie() {
+    let mut wish = Wish {
+        saved: true,
+        ..Wish::on(CUDA)
+    };
+    wish.layouts.outputs = vec![Wanted::default()];
+    let pool = "[3,3] [1,1] [1,1] [1,1] false";
+    // With channels last, the usual way, and in a way that torch has no kernel for.
+    for (order, strides, copied) in [
+        ("[0,3,1,2]", [48, 1, 8, 2], false),
+        ("[0,1,2,3]", [48, 8, 2, 1], false),
+        ("[0,2,1,3]", [48, 12, 2, 1], true),
+    ] {
+        let text =
+            format!("(let p (native_max_pool2d (permute (exp x:[2,6,4,2]) {order}) {pool})) (tuple (getitem p 0))");
+        let lowered = lowered_as(&text, &wish);
+        let Some(Task::Torch(call)) = lowered.plan.steps.iter().find(|s| matches!(s, Task::Torch(_))) else {
+            panic!("{:?}", lowered.plan.steps);
+        };
+        assert_eq!(
+            (&call.reads[0].strides[..], &lowered.results[0].strides[..]),
+            (&strides[..], &strides[..]),
+            "{order}"
+        );
+        assert_eq!(lowered.plan.steps.len(), if copied { 3 } else { 2 }, "{order}");
+    }
+}
+
+#[test]
 fn an_input_that_is_kept_lies_as_the_backward_pass_expects() {
     // A weight that was copied to have its channels last: the copy is gone, its strides are not.
     let text = "(tuple (exp x:bf16[2]) y:bf16[4,3,2,2])";

@@ -172,6 +172,7 @@ impl Lowering<'_> {
                             let wanted = channels_last_strides(&operand.shape);
                             self.as_wanted(child, operand, Some(&wanted))?
                         }
+                        None if is_pool(self.name(id)) => self.pooled(child)?,
                         None => self.operand(child)?,
                     };
                     reads.push(operand);
@@ -200,8 +201,27 @@ impl Lowering<'_> {
         if self.has_channels_last(id) {
             return Some(channels_last_strides(shape));
         }
-        let pool = self.source.images && is_pool(self.name(id));
-        ((attention || pool) && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+        if is_pool(self.name(id)) {
+            // Of operands that lie either way, torch takes the usual one.
+            let usual = query.strides == dense_strides(&query.shape);
+            return (!usual).then(|| channels_last_strides(shape));
+        }
+        (attention && query.shape.len() == shape.len()).then(|| query.strides_like(shape))
+    }
+
+    /// What a pooling reads: one element after the other, or with channels last. Torch writes the result in the same
+    /// way, however the memory lies that it is given.
+    fn pooled(&mut self, id: Id) -> Result<Operand> {
+        let operand = self.operand(id)?;
+        let mut ways = vec![dense_strides(&operand.shape)];
+        if operand.shape.len() == 4 {
+            ways.push(channels_last_strides(&operand.shape));
+        }
+        match ways.into_iter().find(|strides| operand.lies_as(strides)) {
+            // Strides of one element say something, too.
+            Some(strides) => Ok(Operand { strides, ..operand }),
+            None => self.as_wanted(id, operand, None),
+        }
     }
 
     /// Whether a call is to read rows without gaps. Torch's norm of groups is less precise over channels last on a CPU.
