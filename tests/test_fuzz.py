@@ -84,7 +84,9 @@ def test_programs_cover_what_the_compiler_promises() -> None:
     ]
     assert sum(isinstance(v, T) and v.values.startswith("below ") for v in counts) > 20
     assert "index_copy_" in sources
-    assert layouts == {"dense", "swapped", "steps", "offset", "expanded"}
+    assert layouts == {"dense", "swapped", "steps", "offset", "expanded", "channels last"}
+    images = ("F.conv2d", "groups=", "F.conv_transpose2d", "F.max_pool2d", "F.group_norm", "F.pixel_shuffle")
+    assert not [w for w in images if w not in sources]
 
 
 def _case(
