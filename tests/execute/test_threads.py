@@ -6,6 +6,7 @@ import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from hypatia.execute import cuda_graph
@@ -48,3 +49,30 @@ def test_inductors_threads_compile() -> None:
     module = importlib.import_module("torch._inductor.async_compile")
     module.AsyncCompile.pool().submit(int).result()
     assert may_draw() == before
+
+
+@pytest.mark.parametrize(
+    "module", ["wandb.sdk.internal", "ipykernel.iostream", "tqdm._monitor", "torch._inductor.x"]
+)
+def test_threads_of_libraries_draw_nothing(module: str) -> None:
+    before, end = may_draw(), threading.Event()
+
+    def work() -> None:
+        end.wait()
+
+    work.__module__ = module
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert may_draw() == before
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_inductors_timer_draws_nothing() -> None:
+    before = may_draw()
+    timer = importlib.import_module("torch._inductor.compile_worker.timer").Timer(0.05, lambda: None)
+    timer.record_call()
+    assert may_draw() == before
+    timer.quit()

@@ -188,10 +188,11 @@ class Binding:
                 return None
             _open_tuning(store.tuning_folder())
             bound: Plan = self._bound_plan(plan, about, constants, watched)
+            plan_results = PlanResults(self.gm, about, self.planner.plain)
             recordable = not self.planner.saved
             if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
-                bound = self._recorded(bound, tuple(self.given(args)), about["changes"])
-        return bound, PlanResults(self.gm, about, self.planner.plain)
+                bound = self._recorded(bound, tuple(self.given(args)), plan_results, about["changes"])
+        return bound, plan_results
 
     def _constants(
         self, nodes: Sequence[fx.Node], orders: Sequence[Sequence[int] | None], values: dict[fx.Node, Any]
@@ -261,11 +262,15 @@ class Binding:
         )
 
     def _recorded(
-        self, bound: _native.BoundCudaPlan, inputs: tuple[torch.Tensor, ...], changes: Sequence[int]
+        self,
+        bound: _native.BoundCudaPlan,
+        inputs: tuple[torch.Tensor, ...],
+        plan_results: PlanResults,
+        changes: Sequence[int],
     ) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
-        return Recorded(bound, self.device, inputs, self._room, changes)
+        return Recorded(bound, self.device, inputs, self._room, plan_results.results, changes)
 
     def why_not(self, inputs: Sequence[Any]) -> str:
         """Why the plan that was bound last does not run on these inputs."""
