@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -156,3 +157,19 @@ def test_autocast_is_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None
             found.append([result.detach(), *(p.grad for p in net.parameters())])
         torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
     assert made[0]._run is not made[0]._compiled
+
+
+def test_a_step_does_not_keep_the_parameters_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "plain")
+    made = contests(monkeypatch)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    run = torch.compile(net, backend="hypatia")
+    trained(net, run, 4)
+    (contest,) = made
+    assert contest._run is not contest._compiled
+    # Another one, which the step is not for.
+    net[0].weight = nn.Parameter(torch.randn(16, 8))
+    net.zero_grad()
+    gc.collect()
+    assert contest._run is contest._compiled
+    assert not contest._parameters

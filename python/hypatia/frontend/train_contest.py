@@ -7,7 +7,7 @@ whole training step they run without that, on a GPU as CUDA graphs; where neithe
 from __future__ import annotations
 
 import logging
-import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +58,8 @@ class Contest:
         self._own = lifted(eager)
         """Parameters and buffers that are part of the graph."""
         self._decided = False
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        """What the step that runs is for."""
 
     def __call__(self, *args: Any) -> Any:
         """The results, which know their gradients."""
@@ -148,19 +150,28 @@ class Contest:
         return step if alike and all(isinstance(n, fx.Node) for n in results) else None
 
     def _by(self, step: Step) -> Callable[..., Any]:
-        """Runs the step on the parameters that it was made for."""
+        """Runs the step on the parameters that it was made for, as long as the model has them."""
         own, compiled = self._own, self._compiled
         device = device_of(step.parameters)
-        at = [i - len(own) for i in step.steady if i >= len(own)]
-        known = [step.parameters[step.steady.index(i + len(own))] for i in at]
+        parts = [
+            (i - len(own), p) for i, p in zip(step.steady, step.parameters, strict=True) if i >= len(own)
+        ]
+        at = [place for place, _ in parts]
+        known = [id(p) for _, p in parts]
+        self._parameters = [weakref.ref(p, self._forget) for _, p in parts]
+        step.parameters = ()
 
         def run(*args: Any) -> Any:
-            if not all(map(operator.is_, [args[i] for i in at], known)) or _is_observed(device):
+            if [id(args[i]) for i in at] != known or _is_observed(device):
                 return compiled(*args)
             with _torch.without_autocast():
                 return step.run([*own, *args])
 
         return run
+
+    def _forget(self, _: object) -> None:
+        """The model is gone, or has other parameters: what was recorded for these is of no use."""
+        self._run, self._parameters = self._compiled, []
 
     def _changed(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
         """Inputs and buffers that a step changes; none if that is not known."""
