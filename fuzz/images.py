@@ -37,6 +37,8 @@ BETWEEN = (
     "{0}.contiguous()",
     "{0} - {0}.mean((2, 3), keepdim=True)",
     "{0}.roll((1, -1), (2, 3))",
+    "{0}.unflatten(1, (2, -1)).sum(1)",
+    "({0}.unflatten(1, (2, -1)) * {0}.mean((2, 3)).unflatten(1, (2, -1)).softmax(1)[..., None, None]).sum(1)",
 )
 """Ops that take an image and return one."""
 

@@ -40,6 +40,25 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Split(nn.Module):
+    """Two groups of channels, weighted by what is in them, and summed: the split attention of ResNeSt."""
+
+    def __init__(self, keep: bool = False) -> None:
+        super().__init__()
+        self.both, self.weigh = nn.Conv2d(8, 24, 3, padding=1, groups=2), nn.Conv2d(12, 24, 1)
+        self.keep = keep
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.both(x)).reshape(x.shape[0], 2, 12, *x.shape[2:])
+        weights = self.weigh(x.sum(1).mean((2, 3), keepdim=True)).reshape(-1, 2, 12, 1, 1).softmax(1)
+        found = (x * weights).sum(1, keepdim=self.keep)
+        return found.flatten(1, 2) if self.keep else found
+
+
+KINDS["split"] = lambda: nn.Sequential(Split(), nn.Conv2d(12, 8, 3))
+KINDS["split, kept"] = lambda: Split(keep=True)
+
+
 class Net(nn.Module):
     """A convolution between others, with what usually stands around it."""
 
@@ -214,7 +233,8 @@ def test_onednn_is_asked_for_the_dtype(
     assert set(asked) == {name}
 
 
-def test_which_convolutions_are_linear_layers() -> None:
+def _steps(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """The steps of the first plan that is made."""
     made = []
     start = plans.Planner.__init__
 
@@ -222,9 +242,35 @@ def test_which_convolutions_are_linear_layers() -> None:
         start(self, *args, **kwargs)
         made.append(described(self._first)["steps"])
 
-    model, x = Net("1x1").eval(), torch.randn(2, 3, 9, 7)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(plans.Planner, "__init__", begun)
-        hypatia.compile(model, x)
-    assert "linear + relu" in made[0]
-    assert made[0].count("aten.convolution.default") == 1
+        hypatia.compile(model.eval(), x)
+    return made[0]
+
+
+def test_which_convolutions_are_linear_layers() -> None:
+    steps = _steps(Net("1x1"), torch.randn(2, 3, 9, 7))
+    assert "linear + relu" in steps
+    assert steps.count("aten.convolution.default") == 1
+
+
+@pytest.mark.parametrize("kind", ["split", "split, kept"])
+def test_sums_of_two_groups_are_additions(kind: str) -> None:
+    steps = _steps(Net(kind), torch.randn(2, 3, 9, 7))
+    assert not [s for s in steps if "sum" in s], steps
+
+
+def test_the_sum_of_negative_zeros_is_positive() -> None:
+    class Zeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 1)
+            nn.init.constant_(self.stem.bias, 100.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.stem(x).clamp(max=0.0).neg().unflatten(1, (2, 4)).sum(1)
+
+    model, x = Zeros(), torch.randn(2, 3, 5, 4)
+    result = planned(model, x)
+    assert not torch.signbit(result).any()
+    assert torch.equal(result, model(x))

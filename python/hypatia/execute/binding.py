@@ -270,7 +270,7 @@ class Binding:
     ) -> Plan:
         if torch.cuda.is_current_stream_capturing():
             return bound
-        return Recorded(bound, self.device, inputs, self._room, plan_results.results, changes)
+        return Recorded(bound, self.device, inputs, self._room, changes, plan_results.results)
 
     def why_not(self, inputs: Sequence[Any]) -> str:
         """Why the plan that was bound last does not run on these inputs."""

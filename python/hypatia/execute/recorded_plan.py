@@ -40,8 +40,8 @@ class Recorded:
         device: torch.device,
         inputs: Tensors,
         room: Room,
-        results: MakeResults,
         changes: Sequence[int] = (),
+        results: MakeResults = lambda outputs, _: outputs,
     ) -> None:
         """Its memory counts in the ``room`` of all plans of the graph; the first is recorded at once, unless
         it ``changes`` some of its inputs: a first call is checked on copies of those. ``results`` makes the

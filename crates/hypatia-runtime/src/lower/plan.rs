@@ -16,6 +16,7 @@ mod layouts;
 mod norms;
 mod numbers;
 mod padded;
+mod pairs;
 mod parts;
 mod places;
 mod pointwise;
@@ -37,7 +38,7 @@ use hypatia_core::ty::{DType, Device, TensorType, Ty};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
-use crate::device::{Abilities, Registered, find};
+use crate::device::{Abilities, Convolutions, Registered, find};
 use crate::error::{Error, Result};
 use crate::step::{Operand, Plan, Value, ValueId};
 pub use calls::{CallOperand, TorchCall};
@@ -131,6 +132,10 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let device = device_of(&inlined.program)?;
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
+    let inlined = match &abilities.channels_last {
+        Some(how) if how.by == Convolutions::Onednn && !wish.saved => pairs::added(inlined)?,
+        _ => inlined,
+    };
     let inlined = match &abilities.channels_last {
         Some(how) if !wish.saved || wish.images => images::channels_last(inlined, how)?,
         _ => inlined,
