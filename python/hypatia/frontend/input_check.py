@@ -65,12 +65,16 @@ def with_checked_inputs(gm: fx.GraphModule, examples: Sequence[object], ranges: 
 def _wanted(node: fx.Node, example: object, place: int, ranges: Ranges) -> Any:
     if not isinstance(example, torch.Tensor):
         # Open numbers are symbols of the graph.
-        return None if isinstance(value_of(node), torch.SymInt) else _kind(example)
+        return None if isinstance(value_of(node), torch.SymInt) and ranges else _kind(example)
     shape = getattr(value_of(node), "shape", example.shape)
     # A size that was asked to be open may have turned out to be fixed.
     known = [n if isinstance(n, int) else n.node.maybe_as_int() for n in shape]
-    sizes = [tuple(ranges.get((place, d), (0, _MOST)))[:2] if n is None else n for d, n in enumerate(known)]
-    return (example.dtype, *sizes)
+    # Where it is not known which values a graph holds for, it holds for those of the example.
+    wanted = [
+        n if n is not None else ranges[place, d][:2] if (place, d) in ranges else example.shape[d]
+        for d, n in enumerate(known)
+    ]
+    return (example.dtype, *wanted)
 
 
 def _kind(value: object) -> object:
