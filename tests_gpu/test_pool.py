@@ -260,7 +260,7 @@ def check_poolings_of_training_steps() -> str:
             exact = _pooled(wide, wide, x.cpu().double())
             pairs = zip(expected, exact, strict=True)
             if not all(torch.allclose(a.cpu().double(), b, 1e-4, 1e-5) for a, b in pairs):
-                # Of images with one channel, torch's own kernels seem to take the stride of that for the image's.
+                # Of one channel, torch's own kernels seem to take its stride for the image's.
                 wrong += 1
                 continue
             with winning("plain"):
