@@ -170,7 +170,7 @@ class LaterTiming:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)
-        if begun is None or not is_unobserved(self._device):
+        if begun is None or is_observed(self._device) or _torch.any_autocast():
             self._call_times = {}
             return self._kept(args)
         at = self._calls - begun
@@ -198,12 +198,11 @@ class LaterTiming:
         self._ended(self._calls, seconds, decide(seconds) == "plan")
 
 
-def is_unobserved(device: torch.device) -> bool:
-    """Whether nobody looks at the ops of this call: no mode, no recording, no compilation."""
-    return not (
+def is_observed(device: torch.device) -> bool:
+    """Whether somebody looks at the ops of this call: a mode, a recording, a compilation, a transform."""
+    return bool(
         table.of(device).is_recording()
         or _torch.dispatch_mode_count()
-        or _torch.any_autocast()
         or _torch.functorch_active()
         or torch.compiler.is_compiling()
     )

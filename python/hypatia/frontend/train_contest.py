@@ -16,7 +16,6 @@ from torch import fx
 
 from .. import _torch
 from ..capture.op_facts import effects_in
-from ..devices import table
 from ..execute import choose
 from ..execute.changes import State
 from ..verifier.first_call import device_of
@@ -186,12 +185,5 @@ class Contest:
 
 
 def _is_observed(device: torch.device) -> bool:
-    """Whether somebody looks at the ops of this call, or at what autograd keeps of it: a mode, a recording, a
-    compilation, a transform, a checkpoint."""
-    return bool(
-        table.of(device).is_recording()
-        or _torch.saved_tensors_are_seen()
-        or _torch.dispatch_mode_count()
-        or _torch.functorch_active()
-        or torch.compiler.is_compiling()
-    )
+    """Whether somebody looks at the ops of this call, or, as checkpoints do, at what autograd keeps of it."""
+    return choose.is_observed(device) or _torch.saved_tensors_are_seen()
