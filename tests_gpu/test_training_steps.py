@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hypatia
+from hypatia.execute import binding
 from hypatia.frontend import dynamo
 from hypatia.frontend.step_forms import PLANS
 from hypatia.frontend.train_contest import Contest
@@ -105,11 +106,13 @@ def _contests() -> Iterator[list[Contest]]:
 
 def _check_by_torch(make: Any, x: torch.Tensor, form: str) -> None:
     with _contests() as made:
-        _train_beside(make, x, form, _by_torch)
+        # What was recorded goes with the model.
+        call = _train_beside(make, x, form, _by_torch)
     (contest,) = made
     assert contest._decided
     assert contest._run is not contest._compiled
     assert (contest._run is contest._eager) == (form == "eager")
+    del call
 
 
 class _Cache(nn.Module):
@@ -207,6 +210,47 @@ def check_convolutional_nets() -> str:
                         x = torch.randn_like(x)
                 kept += [r.kept for r in call.reports]
     return ", ".join(f"{n} {k}" for k, n in Counter(kept).items())
+
+
+def check_batch_norms_of_images() -> str:
+    """Batch norms as kernels of ours: statistics move as eager's do, also of images far from zero."""
+    count = 0
+    found: list[str] = []
+    describe = binding.Binding._describe
+
+    def noted(self: Any, about: Any) -> None:
+        found.extend(about["steps"])
+        describe(self, about)
+
+    for dtype, casts in ((torch.bfloat16, False), (torch.float16, False), (torch.float32, True)):
+        for shift in (0.0, 30.0):
+            torch.manual_seed(0)
+            model = _Images(nn.BatchNorm2d).cuda().to(dtype).train()
+            twin, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+            x = torch.randn(8, 3, 48, 40, device="cuda", dtype=dtype) + shift
+            call = hypatia.compile(model)
+            found.clear()
+            with winning(PLANS), mock.patch.object(binding.Binding, "_describe", noted):
+                for _ in range(3):
+                    for each in (call, twin, wide):
+                        with torch.autocast("cuda", torch.bfloat16, enabled=casts and each is not wide):
+                            each(x.double() if each is wide else x).float().square().mean().backward()
+                    _compare_buffers(model, twin, wide)
+                    x = torch.randn_like(x) - shift
+                    count += 1
+            for kind in ("column moments", "column sums and sums"):
+                assert sum(step.startswith(kind) for step in found) >= 8, found
+            assert not any("batch_norm" in step or "copy_" in step for step in found), found
+    return f"{count} steps"
+
+
+def _compare_buffers(model: nn.Module, twin: nn.Module, wide: nn.Module) -> None:
+    for (name, mine), eager, exact in zip(model.named_buffers(), twin.buffers(), wide.buffers(), strict=True):
+        if not mine.is_floating_point():
+            assert torch.equal(mine, eager), name
+            continue
+        room = 2 * (eager.double() - exact).abs().max() + 2 * torch.finfo(mine.dtype).eps * exact.abs().max()
+        assert (mine.double() - exact).abs().max() <= room, name
 
 
 def check_steps_under_autocast() -> str:

@@ -268,9 +268,8 @@ fn kernels(device: &'static Device) -> Result<()> {
             let kernel = codegen::rows(&op, &shape, 1, from_ref(&dense), from_ref(&dense))?;
             row(&kernel.name, speed(device, &kernel, &[bytes; 2])?);
         }
-        let code = vec![Instruction::new(Op::Cast(DType::F32), [0])];
-        let region = Region::new(&[dtype], code, &[1], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
-        let made = codegen::columns(ColumnKind::Sum, &region, &shape, 1, from_ref(&dense), &[], dtype)?;
+        let region = Region::widening(dtype).map_err(|e| unsupported(&e))?;
+        let made = codegen::columns(&[ColumnKind::Sum], &region, &shape, 1, from_ref(&dense), &[dtype])?;
         row(
             "column sums, first part",
             speed(device, &made.chunks, &[bytes, made.partial_bytes])?,

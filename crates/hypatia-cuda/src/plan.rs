@@ -13,6 +13,7 @@ mod torch;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Call, Handed};
 use hypatia_runtime::plan::{DepthwiseStep, Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp};
 
@@ -116,7 +117,8 @@ impl Bound {
                     Ready::Batch(Box::new(batch))
                 }
                 Task::Columns(c) => {
-                    let sums = Sums::new(device, &plan, c.kind, &c.x, c.rows)?;
+                    let out: Vec<DType> = c.outputs.iter().map(|v| plan.values[*v].dtype).collect();
+                    let sums = Sums::new(device, &plan, c, &out)?;
                     workspace = workspace.max(sums.workspace());
                     Ready::Sums(sums)
                 }
@@ -290,8 +292,10 @@ impl Bound {
                 unsafe { batch.launch(stream, &operands) }
             }
             (Task::Columns(c), Ready::Sums(sums)) => {
+                let reads = c.inputs.iter().map(operand).collect::<Result<Vec<_>>>()?;
+                let writes = c.outputs.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;
                 // SAFETY: promised by the caller.
-                unsafe { sums.launch(stream, operand(&c.x)?, arena + self.values as u64, value(c.output)?) }
+                unsafe { sums.launch(stream, &reads, arena + self.values as u64, &writes) }
             }
             (Task::Norm(n), Ready::Norm(norm)) => {
                 let reads = n.reads.iter().map(|id| value(*id)).collect::<Result<Vec<_>>>()?;

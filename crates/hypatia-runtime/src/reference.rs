@@ -269,15 +269,32 @@ impl Running<'_> {
     }
 
     fn columns(&mut self, c: &ColumnStep) -> Result<()> {
-        let rank = c.x.shape.len() as i64;
-        let first = ints((0..c.rows as i64).map(|d| d - rank));
-        let (x, keep) = (array(&self.read(&c.x)), attr(Attr::Bool(false)));
-        let mut sums = match c.kind {
-            ColumnKind::Sum => eval("sum", &[x, first, keep])?,
-            ColumnKind::Mean => eval("mean", &[x, first, keep])?,
-            ColumnKind::Norm => eval("vector_norm", &[x, first, attr(Attr::float(2.0)), keep])?,
-        };
-        self.values[c.output] = sums.remove(0).data;
+        let rank = c.shape.len() as i64;
+        let first = || ints((0..c.rows as i64).map(|d| d - rank));
+        let keep = || attr(Attr::Bool(false));
+        let inputs = c.inputs.iter().map(|o| self.read(o)).collect();
+        let mut outputs = c.outputs.iter();
+        for (x, kind) in region(&c.region, inputs, &c.shape)?.iter().zip(&c.kinds) {
+            let mean = || eval("mean", &[array(x), first(), keep()]);
+            let mut results = match kind {
+                ColumnKind::Sum => eval("sum", &[array(x), first(), keep()])?,
+                ColumnKind::Mean => mean()?,
+                // The region squares.
+                ColumnKind::Norm => {
+                    let sums = eval("sum", &[array(x), first(), keep()])?.remove(0);
+                    eval("sqrt", &[array(&(sums, x.1))])?
+                }
+                ColumnKind::Moments { correction } => {
+                    let correction = attr(Attr::float(f64::from(*correction)));
+                    let spread = eval("var", &[array(x), first(), correction, keep()])?;
+                    [mean()?, spread].concat()
+                }
+            };
+            for (result, output) in results.drain(..).zip(&mut outputs) {
+                let dtype = self.plan.values[*output].dtype;
+                self.values[*output] = result.data.into_iter().map(|v| dtype.round(v)).collect();
+            }
+        }
         Ok(())
     }
 

@@ -94,19 +94,48 @@ pub enum ColumnKind {
     Mean,
     /// The root of the sum of their squares.
     Norm,
+    /// Their mean, and the sum of squared distances from it divided by their number less this.
+    Moments {
+        /// See there.
+        correction: u32,
+    },
 }
 
-/// Sums, means or norms over the first dimensions.
+impl ColumnKind {
+    /// How many numbers are made of a column.
+    pub fn results(self) -> usize {
+        match self {
+            ColumnKind::Moments { .. } => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Sums, means or norms over the first dimensions of what a region computes.
 #[derive(Debug)]
 pub struct ColumnStep {
-    /// What is made of a column.
-    pub kind: ColumnKind,
-    /// What is summed.
-    pub x: Operand,
-    /// Over so many of its first dimensions.
+    /// What is summed, in the type that sums are made in.
+    pub region: Region,
+    /// What is made of the columns of each of its results.
+    pub kinds: Vec<ColumnKind>,
+    /// Sizes of what it reads.
+    pub shape: Vec<usize>,
+    /// The sums are over so many of the first dimensions.
     pub rows: usize,
-    /// What is written.
-    pub output: ValueId,
+    /// What the region reads.
+    pub inputs: Vec<Operand>,
+    /// What is written: results of the first kind, of the second one and so on.
+    pub outputs: Vec<ValueId>,
+}
+
+impl ColumnStep {
+    /// What is made of one operand as it is.
+    pub fn of_one(&self) -> Option<(ColumnKind, &Operand)> {
+        match (&self.kinds[..], &self.inputs[..]) {
+            ([kind], [x]) if self.region.only_widens() => Some((*kind, x)),
+            _ => None,
+        }
+    }
 }
 
 /// A norm in a training step: with its statistics, or its gradients.
@@ -295,9 +324,13 @@ impl Task {
                 .flatten()
                 .collect(),
             Task::Batch(b) => vec![b.left.value, b.right.value],
-            Task::Region(r) => r.inputs.iter().map(|o| o.value).collect(),
+            // What it writes into and is no result of its own, is an input that it changes.
+            Task::Region(r) => (r.inputs.iter())
+                .chain(r.slices.iter().filter(|o| !r.outputs.contains(&o.value)))
+                .map(|o| o.value)
+                .collect(),
             Task::Rows(r) => r.inputs.iter().map(|o| o.value).collect(),
-            Task::Columns(c) => vec![c.x.value],
+            Task::Columns(c) => c.inputs.iter().map(|o| o.value).collect(),
             Task::Norm(n) => n.reads.clone(),
             Task::Depthwise(d) => [&d.x]
                 .into_iter()
@@ -330,7 +363,7 @@ impl Task {
             Task::Batch(b) => vec![b.y],
             Task::Region(r) => r.outputs.clone(),
             Task::Rows(r) => vec![r.output],
-            Task::Columns(c) => vec![c.output],
+            Task::Columns(c) => c.outputs.clone(),
             Task::Norm(n) => n.writes.clone(),
             Task::Depthwise(d) => vec![d.output],
             Task::Torch(t) => t.writes.clone(),
@@ -354,11 +387,16 @@ impl Task {
             Task::Batch(b) => format!("products of {:?} and {:?}", b.left.shape, b.right.shape),
             Task::Region(r) => format!("pointwise over {:?}", r.shape),
             Task::Rows(r) => format!("{:?} over {:?}", r.rows.op(), r.shape).to_lowercase(),
-            Task::Columns(c) => match c.kind {
-                ColumnKind::Sum => format!("column sums of {:?}", c.x.shape),
-                ColumnKind::Mean => format!("column means of {:?}", c.x.shape),
-                ColumnKind::Norm => format!("column norms of {:?}", c.x.shape),
-            },
+            Task::Columns(c) => {
+                let word = |kind: &ColumnKind| match kind {
+                    ColumnKind::Sum => "sums",
+                    ColumnKind::Mean => "means",
+                    ColumnKind::Norm => "norms",
+                    ColumnKind::Moments { .. } => "moments",
+                };
+                let words: Vec<&str> = c.kinds.iter().map(word).collect();
+                format!("column {} of {:?}", words.join(" and "), c.shape)
+            }
             Task::Norm(n) => {
                 let name = if n.centered { "layer_norm" } else { "rms_norm" };
                 let what = if n.eps.is_some() { "with statistics" } else { "backward" };

@@ -15,10 +15,20 @@ aten = torch.ops.aten
 
 def prepare(joint: fx.GraphModule) -> None:
     """Writes ops in words that regions of a plan understand, in place."""
+    _name_no_layouts(joint)
     cross_entropy.take_apart(joint)
     _take_dropout_apart(joint)
+    _forget_running_statistics(joint)
     _permute_before_stacking(joint)
     channels_last.turn_gradients_back(joint)
+
+
+def _name_no_layouts(joint: fx.GraphModule) -> None:
+    """Copies that name the layout that tensors have anyway are casts."""
+    for node in joint.graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        if node.kwargs.get("layout") is value_of(node.all_input_nodes[0]).layout:
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "layout"}
+    joint.recompile()
 
 
 def _permute_before_stacking(joint: fx.GraphModule) -> None:
@@ -44,6 +54,15 @@ def _permute_before_stacking(joint: fx.GraphModule) -> None:
         user.replace_all_uses_with(joined)
         joint.graph.erase_node(user)
         joint.graph.erase_node(node)
+    joint.recompile()
+
+
+def _forget_running_statistics(joint: fx.GraphModule) -> None:
+    """The gradient of a batch norm by the statistics of its batch does not depend on others: they need not be
+    kept for the backward pass."""
+    for node in joint.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[7] is True and table.of(value_of(node.args[1]).device).rewrites_training():
+            node.args = (*node.args[:3], None, None, *node.args[5:])
     joint.recompile()
 
 

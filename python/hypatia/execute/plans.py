@@ -131,10 +131,13 @@ class Planner:
 
 
 def _has_channels_last(node: fx.Node) -> bool:
-    """Whether a node is a convolution whose image was traced with channels last."""
-    if node.target is not torch.ops.aten.convolution.default:
+    """Whether a node is a convolution, or its gradient, whose image was traced with channels last."""
+    if node.target is torch.ops.aten.convolution_backward.default:
+        image = value_of(node.all_input_nodes[1])
+    elif node.target is torch.ops.aten.convolution.default:
+        image = value_of(node)
+    else:
         return False
-    image = value_of(node)
     return image.dim() == 4 and not image.is_contiguous() and image.stride()[1] == 1
 
 

@@ -1,6 +1,6 @@
 //! Gradients: of functions of one number, and of norms.
 
-use super::norm::{float, parameter};
+use super::norm::{by_channel, float, parameter};
 use super::pointwise::sigmoid;
 use super::{Args, Check, Eval, Infer, Row, Vals, op};
 use crate::dim::Dim;
@@ -95,6 +95,46 @@ fn eval_norm_backward(v: &Vals, centered: bool) -> Check<Val> {
     Ok(Val::Tuple(gradients))
 }
 
+/// Operands: gradient, `x`, weight, two that have no meaning here, mean and factor of each channel; the gradients of
+/// `x`, weight and bias.
+fn batch_norm_backward(a: &Args) -> Check<Ty> {
+    let (g, x) = (a.t(0)?, float(a, 1)?);
+    let channels = x.shape.get(1).filter(|_| g == x);
+    let Some(c) = channels.cloned() else {
+        return Err(format!("gradient {g} of {x}"));
+    };
+    for i in [5, 6] {
+        if a.t(i)?.shape[..] != [c.clone()] {
+            return Err(format!("statistics {} of {x}", a.t(i)?));
+        }
+    }
+    let w = a.t(2)?;
+    parameter(a, 2, x, std::slice::from_ref(&c), w.dtype)?;
+    Ok(Ty::Tuple([x, w, w].map(|t| Ty::Tensor(t.clone())).into()))
+}
+
+fn eval_batch_norm_backward(v: &Vals) -> Check<Val> {
+    let (g, x, w, mean, factor) = (v.a(0)?, v.a(1)?, v.a(2)?, v.a(5)?, v.a(6)?);
+    let (c, pixels) = (x.shape[1], x.shape[2..].iter().product::<usize>());
+    let (gs, xs) = (by_channel(g), by_channel(x));
+    let normal = |c: usize, x: f64| (x - mean.data[c]) * factor.data[c];
+    let sums: Vec<f64> = gs.iter().map(|g| g.iter().sum()).collect();
+    let products = (0..c).map(|c| gs[c].iter().zip(&xs[c]).map(|(g, x)| g * normal(c, *x)).sum());
+    let products: Vec<f64> = products.collect();
+    let one = |(i, (g, x)): (usize, (&f64, &f64))| {
+        let c = i / pixels % c;
+        let n = gs[c].len() as f64;
+        w.data[c] * factor.data[c] * (g - (sums[c] + normal(c, *x) * products[c]) / n)
+    };
+    let dx = g.data.iter().zip(&x.data).enumerate().map(one).collect();
+    let shaped = |data: Vec<f64>| Val::arr(Arr::new(w.shape.clone(), data));
+    Ok(Val::Tuple(vec![
+        Val::arr(Arr::new(x.shape.clone(), dx)),
+        shaped(products),
+        shaped(sums),
+    ]))
+}
+
 pub(super) fn rows() -> Vec<Row> {
     vec![
         gradient(
@@ -137,12 +177,44 @@ pub(super) fn rows() -> Vec<Row> {
             |v| slope(v, |y| 1.0 - y * y),
             3.0,
         ),
+        gradient(
+            "hardswish_backward",
+            &["hardswish_backward.default(g, x)"],
+            |v| {
+                zip(&[v.a(0)?, v.a(1)?], v.out_shape()?, |r| match r[1] {
+                    x if x <= -3.0 => 0.0,
+                    x if x < 3.0 => r[0] * (x / 3.0 + 0.5),
+                    _ => r[0],
+                })
+            },
+            4.0,
+        ),
+        gradient(
+            "hardsigmoid_backward",
+            &["hardsigmoid_backward.default(g, x)"],
+            |v| {
+                zip(&[v.a(0)?, v.a(1)?], v.out_shape()?, |r| {
+                    if r[1] > -3.0 && r[1] < 3.0 { r[0] / 6.0 } else { 0.0 }
+                })
+            },
+            3.0,
+        ),
         op(
             "layer_norm_backward",
             "g:T x:T shape:ints mean:T factor:T w:T b:T",
             &["native_layer_norm_backward.default(g, x, shape, mean, factor, w, b, [true,true,true])"],
             |a| norm_backward(a, 2),
             |v| eval_norm_backward(v, true),
+            Cost::Reduce(12.0),
+        ),
+        op(
+            "batch_norm_backward",
+            "g:T x:T w:T old_mean:T? old_var:T? mean:T factor:T eps:float",
+            &[
+                "native_batch_norm_backward.default(g, x, w, old_mean, old_var, mean, factor, true, eps, [true,true,true])",
+            ],
+            batch_norm_backward,
+            eval_batch_norm_backward,
             Cost::Reduce(12.0),
         ),
         op(

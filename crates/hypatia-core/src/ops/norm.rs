@@ -160,6 +160,16 @@ fn cudnn_batch_norm(a: &Args) -> Check<Ty> {
     Ok(Ty::Tuple([out, Ty::Unknown, Ty::Unknown, Ty::Unknown].into()))
 }
 
+/// A batch norm by the statistics of its batch: the result, mean and factor, running statistics moved towards them.
+fn batch_norm_train(a: &Args) -> Check<Ty> {
+    let ((x, c), out) = (channels(a)?, batch_norm(a)?);
+    number(a, 6)?;
+    let each = x.with_shape([c.clone()]).with_dtype(accumulated(x.dtype));
+    let mut items = vec![out];
+    items.extend(std::iter::repeat_n(Ty::Tensor(each), 4));
+    Ok(Ty::Tuple(items.into()))
+}
+
 /// Mean and reciprocal deviation of every `n` consecutive elements.
 fn moments(x: &Arr, n: usize, eps: f64) -> Vec<(f64, f64)> {
     let one = |xs: &[f64]| {
@@ -244,6 +254,44 @@ fn eval_batch_norm(v: &Vals) -> Check<Val> {
     let channel = |i: usize| i / pixels % c;
     let stats = |i: usize| (mean.data[channel(i)], 1.0 / (var.data[channel(i)] + eps).sqrt());
     Ok(normalised(x, stats, channel, v.opt(1)?, v.opt(2)?))
+}
+
+/// The elements of each channel.
+pub(super) fn by_channel(x: &Arr) -> Vec<Vec<f64>> {
+    let (c, pixels) = (x.shape[1], x.shape[2..].iter().product::<usize>());
+    let mut found = vec![vec![]; c];
+    for (i, value) in x.data.iter().enumerate() {
+        found[i / pixels % c].push(*value);
+    }
+    found
+}
+
+fn eval_batch_norm_train(v: &Vals) -> Check<Val> {
+    let (x, eps, momentum) = (v.a(0)?, v.num(5)?, v.num(6)?);
+    let (c, pixels) = (x.shape[1], x.shape[2..].iter().product::<usize>());
+    let channel = |i: usize| i / pixels % c;
+    let each = by_channel(x);
+    let stats: Vec<(f64, f64)> = each.iter().flat_map(|xs| moments(&row(xs), xs.len(), eps)).collect();
+    let out = normalised(x, |i| stats[channel(i)], channel, v.opt(1)?, v.opt(2)?);
+    let spread = |i: usize| {
+        let (n, mean) = (each[i].len() as f64, stats[i].0);
+        each[i].iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - 1.0)
+    };
+    let moved = |old: &Arr, to: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        let one = |(i, old): (usize, &f64)| momentum * to(i) + (1.0 - momentum) * old;
+        old.data.iter().enumerate().map(one).collect()
+    };
+    Ok(Val::Tuple(vec![
+        out,
+        Val::arr(row(&stats.iter().map(|s| s.0).collect::<Vec<_>>())),
+        Val::arr(row(&stats.iter().map(|s| s.1).collect::<Vec<_>>())),
+        Val::arr(row(&moved(v.a(3)?, &|i| stats[i].0))),
+        Val::arr(row(&moved(v.a(4)?, &spread))),
+    ]))
+}
+
+fn row(xs: &[f64]) -> Arr {
+    Arr::new(vec![xs.len()], xs.to_vec())
 }
 
 fn with_moments(v: &Vals, (out, stats): (Val, Vec<(f64, f64)>)) -> Check<Val> {
@@ -360,6 +408,14 @@ pub(super) fn rows() -> Vec<Row> {
                 Ok(Val::Tuple(vec![eval_batch_norm(v)?, empty(), empty(), empty()]))
             },
             Cost::Reduce(3.0),
+        ),
+        op(
+            "batch_norm_train",
+            "x:T w:T? b:T? mean:T var:T eps:float momentum:float",
+            &["_native_batch_norm_legit_functional.default(x, w, b, mean, var, true, momentum, eps)"],
+            batch_norm_train,
+            eval_batch_norm_train,
+            Cost::Reduce(8.0),
         ),
         op(
             "dropout",

@@ -1,4 +1,8 @@
-//! Kernels that sum over rows, as the gradient of a bias does, or take means or norms of columns.
+//! Kernels that reduce rows: sums, as the gradient of a bias is, means, norms, and the moments of batch norms.
+//!
+//! A block takes a chunk of rows of some columns; a second kernel puts the chunks together. A thread takes moments
+//! about the first number that it sees, of few numbers at a time, and those of several threads are put together by
+//! their means: so nothing cancels, however far the numbers are from zero.
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
@@ -6,170 +10,192 @@ use hypatia_runtime::step::ColumnKind;
 
 use super::body::{body, computed, describe, inputs_used, kept, kernel_name};
 use super::pack::{Shell, Slot, all, each};
-use super::space::{Space, pack_width, types};
-use super::{Operand, expect, parameters};
+use super::space::{Space, pack_width};
+use super::{Operand, expect, indent, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
 
-/// Lanes side by side, and rows at a time, of a block.
+/// Threads of a block; at most so many are side by side.
+const THREADS: usize = 256;
 const LANES: usize = 32;
-const ROWS: usize = 8;
-/// Rows that a block sums at most before its sum is written; sums of so many f32 stay exact enough.
-const CHUNK: usize = 512;
+/// Rows that a thread reduces at most before the result is written; sums of so many f32 stay exact enough.
+const ROWS: usize = 64;
 /// Fewer rows are not shared out among blocks, and so many blocks keep a GPU busy.
-const FEWEST: usize = 64;
+const FEWEST: usize = 8;
 const BLOCKS: usize = 264;
+/// Threads that put the chunks of a column together, at most.
+const FINISHING: usize = 32;
+/// Numbers that are kept for a column, at most: shared memory has to hold them for all threads.
+const NUMBERS: usize = 4;
 
-/// Column sums in one kernel, or in two, run one after the other.
+/// A reduction in one kernel, or in two, run one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns {
-    /// Sums over chunks of rows. Operands: the region's inputs, the partial sums, the region's other outputs. Without
-    /// partial sums the result is in their place.
+    /// Reduces chunks of rows. Operands: the region's inputs, what is known of the chunks. With one chunk the results
+    /// are in its place.
     pub chunks: Kernel,
-    /// Sums over the chunks, if there are several. Operands: the partial sums, the result.
+    /// Puts the chunks together, if there are several. Operands: what is known of them, the results.
     pub finish: Option<Kernel>,
-    /// Bytes of the partial sums.
+    /// Bytes of what is known of the chunks.
     pub partial_bytes: usize,
 }
 
-/// Sums the first output of a region over the first `rows` dimensions of a shape; its other outputs are written, too.
-/// The first output must be f32, or f64, and the dense result, made of the sums, is of type `out`. For norms the region squares.
+/// Reduces the outputs of a region over the first `rows` dimensions of a shape, each to what its kind says. They must
+/// all be f32, or f64; the dense results are of types `out`. For norms the region squares.
 pub fn columns(
-    kind: ColumnKind,
+    kinds: &[ColumnKind],
     region: &Region,
     shape: &[usize],
     rows: usize,
     inputs: &[Operand],
-    outputs: &[Operand],
-    out: DType,
+    out: &[DType],
 ) -> Result<Columns> {
     let refuse = |message: &str| Err(Error::unsupported(format!("column sums of shape {shape:?}: {message}")));
     let sum_type = region.outputs().first().copied();
-    let Some(sum_type) = sum_type.filter(|d| matches!(d, DType::F32 | DType::F64)) else {
-        return refuse("the first output is neither f32 nor f64");
+    let alike = |d: &DType| matches!(d, DType::F32 | DType::F64) && region.outputs().iter().all(|o| o == d);
+    let Some(sum_type) = sum_type.filter(alike).filter(|_| kinds.len() == region.outputs().len()) else {
+        return refuse("what is summed is neither f32 nor f64");
     };
-    if rows > shape.len() || shape.contains(&0) || !out.is_float() {
+    let numbers: usize = kinds.iter().map(|k| k.results()).sum();
+    if numbers > NUMBERS {
+        return refuse("there are too many sums at a time");
+    }
+    if rows > shape.len() || shape.contains(&0) || !out.iter().all(|d| d.is_float()) || out.len() != numbers {
         return refuse("there is nothing to sum, or it is no float");
     }
     expect("inputs", region.inputs(), shape, inputs)?;
-    expect("outputs", &region.outputs()[1..], shape, outputs)?;
-    let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
+    let operands: Vec<&Operand> = inputs.iter().collect();
     let part = |range: std::ops::Range<usize>| operands.iter().map(|o| o.strides[range.clone()].to_vec()).collect();
     let (above, along): (Vec<_>, Vec<_>) = (part(0..rows), part(rows..shape.len()));
     let row_space = Space::new(&shape[..rows], &above);
     let column_space = Space::new(&shape[rows..], &along);
     let width = pack_width(Some(&row_space), &column_space, &operands);
     let (count, columns) = (row_space.len(), column_space.len());
-    let wide = columns.div_ceil(LANES * width);
-    let mut chunk = CHUNK;
-    while count > CHUNK && chunk > FEWEST && wide * count.div_ceil(chunk) < BLOCKS {
+    // Few columns leave room for more rows at a time.
+    let lanes = columns.div_ceil(width).next_power_of_two().min(LANES);
+    let parts = THREADS / lanes;
+    let wide = columns.div_ceil(lanes * width);
+    let (mut chunk, least) = (ROWS * parts, FEWEST * parts);
+    while count > chunk && chunk > least && wide * count.div_ceil(chunk) < BLOCKS {
         chunk /= 2;
     }
     let chunks = count.div_ceil(chunk);
     let number = computed(sum_type);
-    let last = |sum: &str| kept(out, &made_of(kind, number, sum, count));
-    let slot = |i: usize| {
-        let name = if i < inputs.len() {
-            format!("x{i}")
-        } else {
-            format!("y{}", i - inputs.len() + 1)
-        };
-        Slot {
-            local: format!("{name}_at"),
-            pointer: format!("{name}_row"),
-            dtype: operands[i].dtype,
-            stride: column_space.inner_stride(i),
-            offset: column_space.offset(i, "c"),
-        }
+    let made = Made { kinds, number, count };
+    let slot = |i: usize| Slot {
+        local: format!("x{i}_at"),
+        pointer: format!("x{i}_row"),
+        dtype: operands[i].dtype,
+        stride: column_space.inner_stride(i),
+        offset: column_space.offset(i, "c"),
     };
     let used = inputs_used(region);
     let taken: Vec<usize> = (0..inputs.len()).filter(|i| used[*i]).collect();
-    let made: Vec<Slot> = (inputs.len()..operands.len()).map(slot).collect();
-    let seen: Vec<usize> = taken.iter().copied().chain(inputs.len()..operands.len()).collect();
-    let pointers: String = seen
+    let pointers: String = taken
         .iter()
-        .map(|i| {
-            let name = slot(*i).pointer;
-            let base = name.trim_end_matches("_row");
-            format!("auto* {name} = {base} + {};\n", row_space.offset(*i, "row"))
-        })
+        .map(|i| format!("const auto* x{i}_row = x{i} + {};\n", row_space.offset(*i, "row")))
         .collect();
     let region_body = body(region, "v", |i| slot(i).element());
-    let assign: String = made
-        .iter()
-        .zip(&region_body.outputs[1..])
-        .map(|(s, v)| s.assign(v))
-        .collect();
-    let element = format!(
-        "{}{assign}sum[j] += {};\n",
-        region_body.statements, region_body.outputs[0]
-    );
-    let taken: Vec<Slot> = taken.into_iter().map(slot).collect();
+    let element = format!("{}{}", region_body.statements, made.takes(&region_body.outputs));
+    let slots: Vec<Slot> = taken.iter().map(|i| slot(*i)).collect();
     let row = [
-        row_space.coordinates("row", seen.iter().copied()),
+        row_space.coordinates("row", taken.iter().copied()),
         pointers,
-        all(&taken, |s| s.read(width)),
-        all(&made, |s| s.declare(width)),
+        all(&slots, |s| s.read(width)),
         each(width, &element),
-        all(&made, Slot::write),
     ];
-    let whole = if chunks == 1 { last("whole") } else { "whole".to_owned() };
+    let found = |n: usize| format!("shared[{n}][0][i]");
+    let written = match chunks {
+        1 => made.results(out, "column", found),
+        _ => (0..numbers)
+            .map(|n| {
+                let place = format!("({}ll + blockIdx.y) * {columns} + column", n * chunks);
+                format!("y0[{place}] = {};\n", found(n))
+            })
+            .collect(),
+    };
     let text = format!(
-        "const int lane = threadIdx.x % {LANES}, part = threadIdx.x / {LANES};
-const i64 c = (blockIdx.x * (i64){LANES} + lane) * {width};
-{number} sum[{width}] = {{}};
-if (c < {columns}) {{
-{}    const i64 first = blockIdx.y * (i64){chunk}, end = first + {chunk} < rows ? first + {chunk} : rows;
-    for (i64 row = first + part; row < end; row += {ROWS}) {{
+        "const int lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};
+const i64 c = (blockIdx.x * (i64){lanes} + lane) * {width};
+const i64 first = blockIdx.y * (i64){chunk}, end = first + {chunk} < rows ? first + {chunk} : rows;
+{}if (c < {columns}) {{
+{}    #pragma unroll 4
+    for (i64 row = first + part; row < end; row += {parts}) {{
 {}    }}
 }}
-__shared__ {number} parts[{ROWS}][{LANES} * {width} + 1];
-for (int j = 0; j < {width}; j++) parts[part][lane * {width} + j] = sum[j];
-__syncthreads();
-for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
-    const i64 column = blockIdx.x * (i64){} + i;
-    {number} whole = 0;
-    for (int r = 0; r < {ROWS}; r++) whole += parts[r][i];
-    if (column < {columns}) y0[blockIdx.y * (i64){columns} + column] = {whole};
+__shared__ {number} shared[{numbers}][{parts}][{}];
+__shared__ int counts[{parts}];
+int mine = first + part < end ? (int)((end - first - part + {parts} - 1) / {parts}) : 0;
+counts[part] = mine;
+for (int j = 0; j < {width}; j++) {{
+{}}}
+for (int half = {parts} / 2; half > 0; half /= 2) {{
+    __syncthreads();
+    if (part < half) {{
+        const int other = part + half, more = counts[other];
+        const {number} share = more > 0 ? ({number})more / ({number})(mine + more) : 0;
+        for (int i = lane; i < {}; i += {lanes}) {{
+{}        }}
+        counts[part] = mine += more;
+    }}
 }}
+__syncthreads();
+for (int i = threadIdx.x; i < {}; i += {THREADS}) {{
+    const i64 column = blockIdx.x * (i64){} + i % {lanes} * {width} + i / {lanes};
+    if (column >= {columns}) continue;
+{}}}
 ",
-        super::indent(&column_space.coordinates("c", seen.iter().copied()), 1),
-        super::indent(&row.concat(), 2),
-        LANES * ROWS,
-        LANES * width,
+        made.starts(width),
+        indent(&column_space.coordinates("c", taken.iter().copied()), 1),
+        indent(&row.concat(), 2),
+        lanes * width,
+        // Lanes side by side, so that each has a bank of its own.
+        indent(&made.shares(&format!("[part][j * {lanes} + lane]")), 1),
+        lanes * width,
+        indent(
+            &made.joins("shared", "[part][i]", |n| format!("shared[{n}][other][i]")),
+            3
+        ),
+        lanes * width,
+        lanes * width,
+        indent(&written, 1),
     );
     let name = kernel_name("columns", &[Some(region)]);
-    let expressions = describe(region, |i| format!("x{i}"));
-    let first_type = if chunks == 1 { out } else { sum_type };
-    let mut written = vec![first_type];
-    written.extend(types(outputs));
-    let threads = (LANES * ROWS) as u32;
+    let comment: Vec<String> = describe(region, |i| format!("x{i}"))
+        .iter()
+        .zip(kinds)
+        .map(|(expression, kind)| format!("{kind:?} of {expression} over {chunk} rows each"))
+        .collect();
+    let first_types = if chunks == 1 {
+        out
+    } else {
+        std::slice::from_ref(&sum_type)
+    };
     let shell = Shell {
         name: &name,
-        comment: &[format!("y0 = sums of {} over {chunk} rows each", expressions[0])],
-        parameters: parameters(region.inputs(), &written, &["rows"]),
-        threads,
+        comment: &comment,
+        parameters: parameters(region.inputs(), first_types, &["rows"]),
+        threads: THREADS as u32,
         body: text,
     };
     let (Ok(wide), Ok(tall)) = (u32::try_from(wide), u16::try_from(chunks)) else {
         return refuse("there are too many rows or columns");
     };
     let first = Kernel {
-        source: shell.source(),
+        source: shell.source_with(MERGE),
         name,
         blocks: [wide, u32::from(tall), 1],
-        threads,
+        threads: THREADS as u32,
         alignments: (inputs.iter().map(|o| o.alignment))
-            .chain([first_type.size()])
-            .chain(outputs.iter().map(|o| o.alignment))
+            .chain(first_types.iter().map(|d| d.size()))
             .collect(),
         numbers: vec![count as u64],
     };
-    let finish = (chunks > 1).then(|| finish(sum_type, out, [columns, chunks], &last("sum")));
+    let finish = (chunks > 1).then(|| made.finish(sum_type, out, [columns, chunks, chunk]));
     Ok(Columns {
         chunks: first,
         partial_bytes: if finish.is_some() {
-            chunks * columns * sum_type.size()
+            numbers * chunks * columns * sum_type.size()
         } else {
             0
         },
@@ -177,40 +203,173 @@ for (int i = threadIdx.x; i < {LANES} * {width}; i += {}) {{
     })
 }
 
-/// What becomes of the sum of a column of so many elements.
-fn made_of(kind: ColumnKind, number: &str, sum: &str, count: usize) -> String {
-    match kind {
-        ColumnKind::Sum => sum.to_owned(),
-        ColumnKind::Mean => format!("({number})({sum} * ({number})(1.0 / {count}.0))"),
-        ColumnKind::Norm => format!("({number})sqrt({sum})"),
-    }
+/// Puts the mean and the sum of squared distances of another group to those of one, of which it has this share then.
+const MERGE: &str = "template <typename T>
+__device__ __forceinline__ void merge(T& mean, T& spread, T mean_too, T spread_too, T share, T n) {
+    if (share == 0) return;
+    const T far = mean_too - mean;
+    mean += far * share;
+    spread += spread_too + far * far * (n * share);
+}
+";
+
+/// What is made of columns of so many rows.
+struct Made<'a> {
+    kinds: &'a [ColumnKind],
+    /// The type of sums.
+    number: &'static str,
+    count: usize,
 }
 
-/// Sums over the chunks, a thread for each column; the result is this of a sum.
-fn finish(sum_type: DType, out: DType, [columns, chunks]: [usize; 2], last: &str) -> Result<Kernel> {
-    let name = "columns_finish".to_owned();
-    let number = computed(sum_type);
-    let text = format!(
-        "const i64 c = blockIdx.x * 256ll + threadIdx.x;
-if (c >= columns) return;
-{number} sum = 0;
-for (i64 chunk = 0; chunk < chunks; chunk++) sum += x0[chunk * columns + c];
-y0[c] = {last};
+impl Made<'_> {
+    /// A statement for each kind, which is told its place and that of its first number.
+    fn each(&self, statement: impl Fn(usize, usize, ColumnKind) -> String) -> String {
+        let mut at = 0;
+        let mut found = String::new();
+        for (k, kind) in self.kinds.iter().enumerate() {
+            found += &statement(k, at, *kind);
+            at += kind.results();
+        }
+        found
+    }
+
+    /// What a thread starts with.
+    fn starts(&self, width: usize) -> String {
+        let number = self.number;
+        self.each(|k, _, kind| match kind {
+            ColumnKind::Moments { .. } => {
+                format!("{number} from{k}[{width}] = {{}}, sum{k}[{width}] = {{}}, square{k}[{width}] = {{}};\n")
+            }
+            _ => format!("{number} sum{k}[{width}] = {{}};\n"),
+        })
+    }
+
+    /// Takes values of column `j`.
+    fn takes(&self, values: &[String]) -> String {
+        let number = self.number;
+        self.each(|k, _, kind| {
+            let value = &values[k];
+            match kind {
+                ColumnKind::Moments { .. } => format!(
+                    "if (row == first + part) from{k}[j] = {value};
+const {number} far{k} = {value} - from{k}[j];
+sum{k}[j] += far{k};
+square{k}[j] += far{k} * far{k};
 "
-    );
-    let shell = Shell {
-        name: &name,
-        comment: &["y0 = sums of the chunks of columns".into()],
-        parameters: parameters(&[sum_type], &[out], &["columns", "chunks"]),
-        threads: 256,
-        body: text,
-    };
-    Ok(Kernel {
-        source: shell.source(),
-        name,
-        blocks: super::space::blocks(columns, 256)?,
-        threads: 256,
-        alignments: vec![sum_type.size(), out.size()],
-        numbers: vec![columns as u64, chunks as u64],
-    })
+                ),
+                _ => format!("sum{k}[j] += {value};\n"),
+            }
+        })
+    }
+
+    /// Puts what a thread found of column `j`, of `mine` rows, into shared memory.
+    fn shares(&self, place: &str) -> String {
+        let number = self.number;
+        self.each(|k, at, kind| match kind {
+            ColumnKind::Moments { .. } => format!(
+                "{{
+    const {number} mean = mine > 0 ? sum{k}[j] / ({number})mine : 0, spread = square{k}[j] - sum{k}[j] * mean;
+    shared[{at}]{place} = from{k}[j] + mean;
+    shared[{}]{place} = spread < 0 ? ({number})0 : spread;
+}}
+",
+                at + 1
+            ),
+            _ => format!("shared[{at}]{place} = sum{k}[j];\n"),
+        })
+    }
+
+    /// Puts what is known of `more` rows, which are this `share` then, to what is known of `mine`.
+    fn joins(&self, name: &str, place: &str, more: impl Fn(usize) -> String) -> String {
+        let number = self.number;
+        self.each(|_, at, kind| match kind {
+            ColumnKind::Moments { .. } => format!(
+                "merge({name}[{at}]{place}, {name}[{}]{place}, {}, {}, share, ({number})mine);\n",
+                at + 1,
+                more(at),
+                more(at + 1)
+            ),
+            _ => format!("{name}[{at}]{place} += {};\n", more(at)),
+        })
+    }
+
+    /// Writes the results, of these numbers.
+    fn results(&self, out: &[DType], place: &str, found: impl Fn(usize) -> String) -> String {
+        let (number, count) = (self.number, self.count);
+        self.each(|_, at, kind| {
+            let write = |n: usize, value: String| format!("y{n}[{place}] = {};\n", kept(out[n], &value));
+            match kind {
+                ColumnKind::Sum => write(at, found(at)),
+                ColumnKind::Mean => write(at, format!("({number})({} * ({number})(1.0 / {count}.0))", found(at))),
+                ColumnKind::Norm => write(at, format!("({number})sqrt({})", found(at))),
+                ColumnKind::Moments { correction } => {
+                    let rest = count.saturating_sub(correction as usize);
+                    write(at, found(at)) + &write(at + 1, format!("{} / ({number}){rest}.0", found(at + 1)))
+                }
+            }
+        })
+    }
+
+    /// Puts the chunks together, some threads for each column.
+    fn finish(&self, sum_type: DType, out: &[DType], [columns, chunks, chunk]: [usize; 3]) -> Result<Kernel> {
+        let name = "columns_finish".to_owned();
+        let number = self.number;
+        let numbers = out.len();
+        let parts = chunks.next_power_of_two().min(FINISHING);
+        let text = format!(
+            "const int lane = threadIdx.x % {LANES}, part = threadIdx.x / {LANES};
+const i64 own = blockIdx.x * (i64){LANES} + lane, c = own < columns ? own : columns - 1;
+{number} known[{numbers}] = {{}};
+i64 mine = 0;
+#pragma unroll 4
+for (i64 at = part; at < chunks; at += {parts}) {{
+    const i64 more = (at + 1) * {chunk} < rows ? {chunk} : rows - at * {chunk};
+    const {number} share = ({number})more / ({number})(mine + more);
+{}    mine += more;
+}}
+__shared__ {number} shared[{numbers}][{parts}][{LANES}];
+__shared__ i64 counts[{parts}];
+counts[part] = mine;
+for (int n = 0; n < {numbers}; n++) shared[n][part][lane] = known[n];
+for (int half = {parts} / 2; half > 0; half /= 2) {{
+    __syncthreads();
+    if (part < half) {{
+        const int other = part + half;
+        const i64 more = counts[other];
+        const {number} share = more > 0 ? ({number})more / ({number})(mine + more) : 0;
+{}        counts[part] = mine += more;
+    }}
+}}
+if (part > 0 || own >= columns) return;
+{}",
+            indent(
+                &self.joins("known", "", |n| format!("x0[({n} * chunks + at) * columns + c]")),
+                1
+            ),
+            indent(
+                &self.joins("shared", "[part][lane]", |n| format!("shared[{n}][other][lane]")),
+                2
+            ),
+            self.results(out, "c", |n| format!("shared[{n}][0][lane]")),
+        );
+        let threads = (LANES * parts) as u32;
+        let shell = Shell {
+            name: &name,
+            comment: &["what is known of the chunks of columns, put together".into()],
+            parameters: parameters(&[sum_type], out, &["columns", "chunks", "rows"]),
+            threads,
+            body: text,
+        };
+        Ok(Kernel {
+            source: shell.source_with(MERGE),
+            name,
+            blocks: super::space::blocks(columns, LANES)?,
+            threads,
+            alignments: std::iter::once(sum_type)
+                .chain(out.iter().copied())
+                .map(DType::size)
+                .collect(),
+            numbers: vec![columns as u64, chunks as u64, self.count as u64],
+        })
+    }
 }

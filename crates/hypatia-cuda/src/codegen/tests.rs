@@ -392,36 +392,19 @@ fn samples() -> Vec<Kernel> {
         }
     }
     kernels.push(normalised_sum());
-    let region = Region::new(
-        &[DType::BF16],
-        vec![Instruction::new(Op::Cast(DType::F32), [0])],
-        &[1, 0],
-        Rounding::EveryOp,
-    )
-    .unwrap();
+    let widened = Region::widening(DType::BF16).unwrap();
     let shape = [1000, 264];
     let dense = Operand::dense(DType::BF16, &shape);
-    let made = columns(
-        ColumnKind::Sum,
-        &region,
-        &shape,
-        1,
-        from_ref(&dense),
-        from_ref(&dense),
-        DType::BF16,
-    )
-    .unwrap();
-    kernels.extend([made.chunks].into_iter().chain(made.finish));
-    let means = columns(
-        ColumnKind::Mean,
-        &region,
-        &[49, 264],
-        1,
-        &[Operand::dense(DType::BF16, &[49, 264])],
-        &[Operand::dense(DType::BF16, &[49, 264])],
-        DType::BF16,
-    )
-    .unwrap();
+    let moments = ColumnKind::Moments { correction: 0 };
+    for (kinds, out) in [
+        (&[ColumnKind::Sum][..], &[DType::BF16][..]),
+        (&[moments], &[DType::F32, DType::F32]),
+    ] {
+        let made = columns(kinds, &widened, &shape, 1, from_ref(&dense), out).unwrap();
+        kernels.extend([made.chunks].into_iter().chain(made.finish));
+    }
+    let few = [Operand::dense(DType::BF16, &[49, 24])];
+    let means = columns(&[ColumnKind::Mean], &widened, &[49, 24], 1, &few, &[DType::BF16]).unwrap();
     assert_eq!(means.finish, None);
     kernels.push(means.chunks);
     for split in Split::ALL {

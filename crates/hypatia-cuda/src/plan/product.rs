@@ -2,9 +2,9 @@
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::product::Activation;
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::kernels::region::Region;
 use hypatia_runtime::plan::{Operand, Plan};
-use hypatia_runtime::step::ColumnKind;
+use hypatia_runtime::step::{ColumnKind, ColumnStep};
 
 use super::apart::Apart;
 use super::cut::Cut;
@@ -95,7 +95,7 @@ impl Product {
         };
         // SAFETY: promised by the caller.
         let both = unsafe { tuned(device, problem.with_epilogue(Epilogue::SumLeft), setting) };
-        let apart = plain.and_then(|p| Ok((p, Sums::new(device, plan, ColumnKind::Sum, &l.x, 1)?)));
+        let apart = plain.and_then(|p| Ok((p, Sums::of_one(device, plan, &l.x, 1)?)));
         match (both, apart) {
             (Ok((gemm, took)), Ok(((_, alone), sums))) if took <= alone + sums.microseconds() => Ok(Product {
                 how: gemm.into(),
@@ -151,7 +151,7 @@ impl Product {
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
             if let (Some(kernels), Some(address)) = (&self.sums, sums) {
-                kernels.launch(stream, operands.left, operands.workspace, address)?;
+                kernels.launch(stream, &[operands.left], operands.workspace, &[address])?;
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ unsafe fn faster_cut(device: &'static Device, problem: &Problem, setting: &mut S
     }
 }
 
-/// Sums over the first dimensions of an operand, by two kernels.
+/// Reductions over the first dimensions of operands, by two kernels.
 pub(super) struct Sums {
     chunks: Loaded,
     finish: Option<Loaded>,
@@ -201,31 +201,30 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub(super) fn new(
-        device: &'static Device,
-        plan: &Plan,
-        kind: ColumnKind,
-        x: &Operand,
-        rows: usize,
-    ) -> Result<Sums> {
+    /// Sums over the first dimensions of an operand.
+    fn of_one(device: &'static Device, plan: &Plan, x: &Operand, rows: usize) -> Result<Sums> {
         let dtype = plan.values[x.value].dtype;
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let mut code = vec![];
-        if dtype != wide {
-            code.push(Instruction::new(Op::Cast(wide), [0]));
-        }
-        if kind == ColumnKind::Norm {
-            code.push(Instruction::new(Op::Square, [code.len()]));
-        }
-        let result = code.len();
-        let region = Region::new(&[dtype], code, &[result], Rounding::AtStores)
-            .map_err(|e| Error::unsupported(e.to_string()))?;
-        let kernels = codegen::columns(kind, &region, &x.shape, rows, &[lying(plan, x)], &[], dtype)?;
+        let step = ColumnStep {
+            region: Region::widening(dtype).map_err(|e| Error::unsupported(e.to_string()))?,
+            kinds: vec![ColumnKind::Sum],
+            shape: x.shape.clone(),
+            rows,
+            inputs: vec![x.clone()],
+            outputs: vec![],
+        };
+        Sums::new(device, plan, &step, &[dtype])
+    }
+
+    /// A step whose results are of these types.
+    pub(super) fn new(device: &'static Device, plan: &Plan, step: &ColumnStep, out: &[DType]) -> Result<Sums> {
+        let inputs: Vec<_> = step.inputs.iter().map(|o| lying(plan, o)).collect();
+        let kernels = codegen::columns(&step.kinds, &step.region, &step.shape, step.rows, &inputs, out)?;
+        let sizes = step.inputs.iter().map(|o| plan.values[o.value].dtype.size());
         Ok(Sums {
             chunks: kernels.chunks.load(device)?,
             finish: kernels.finish.map(|k| k.load(device)).transpose()?,
             partial_bytes: kernels.partial_bytes,
-            bytes: x.shape.iter().product::<usize>() * dtype.size(),
+            bytes: step.shape.iter().product::<usize>() * sizes.sum::<usize>(),
         })
     }
 
@@ -239,15 +238,15 @@ impl Sums {
     }
 
     /// # Safety
-    /// The operand's first element and the result are at these addresses, and there is room for [`Sums::workspace`].
-    pub(super) unsafe fn launch(&self, stream: Stream, x: u64, workspace: u64, result: u64) -> Result<()> {
+    /// The operands' first elements and the results are at these addresses, and there is room for [`Sums::workspace`].
+    pub(super) unsafe fn launch(&self, stream: Stream, reads: &[u64], workspace: u64, results: &[u64]) -> Result<()> {
         // SAFETY: promised by the caller.
         unsafe {
             let Some(finish) = &self.finish else {
-                return self.chunks.launch(stream, &[x, result]);
+                return self.chunks.launch(stream, &[reads, results].concat());
             };
-            self.chunks.launch(stream, &[x, workspace])?;
-            finish.launch(stream, &[workspace, result])
+            self.chunks.launch(stream, &[reads, &[workspace]].concat())?;
+            finish.launch(stream, &[&[workspace], results].concat())
         }
     }
 }

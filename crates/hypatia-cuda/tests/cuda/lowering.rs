@@ -796,7 +796,7 @@ fn rows_are_copied_where_others_see_them() {
     // Sums that come with no product read the copy, too.
     let lowered = backward("g:bf16[512,1001]", 1001, "(vector_norm g [-2] 2.0 false)");
     let sums = lowered.plan.steps.iter().find_map(|s| match s {
-        Task::Columns(c) => Some((c.x.value, c.x.strides.clone())),
+        Task::Columns(c) => Some((c.inputs[0].value, c.inputs[0].strides.clone())),
         _ => None,
     });
     assert_eq!(sums, Some((products(&lowered)[0].x.value, vec![1008, 1])));

@@ -16,6 +16,7 @@ use hypatia_runtime::kernels::region::Read;
 use hypatia_runtime::lower::plan::{Wish, lower};
 use hypatia_runtime::plan::{Memory, Pool, Task, WindowOp};
 use hypatia_runtime::reference::Reference;
+use hypatia_runtime::step::ColumnKind;
 
 const CUDA: &[Registered] = &[("cuda", &hypatia_cuda::ABILITIES)];
 
@@ -206,6 +207,48 @@ const LARGE: &[(&str, Holds)] = &[
     ),
 ];
 
+/// Passes of training steps, with images that have channels last.
+const TRAINING: &[(&str, Holds)] = &[
+    // The norm of a batch, with what follows it, and moments that come with no mean.
+    (
+        "(let n (batch_norm_train x:[9,5] w:[5] b:[5] m:[5] v:[5] 1e-5 0.1))
+(tuple (relu (getitem n 0)) (getitem n 1) (getitem n 2) (getitem n 3) (getitem n 4))",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [MOMENTS]),
+    ),
+    (
+        "(let c (conv x:bf16[2,3,4,5] w:bf16[6,3,1,1] none [1,1] [0,0] [1,1] 1))
+(let n (batch_norm_train c g:bf16[6] none m:bf16[6] v:bf16[6] 1e-5 0.1))
+(tuple (relu (add (getitem n 0) y:bf16[2,6,4,5])) (getitem n 1) (getitem n 2) (getitem n 3) (getitem n 4))",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [MOMENTS] && c.shape == [2, 4, 5, 6] && c.rows == 3),
+    ),
+    (
+        "(tuple (var (exp x:[9,5]) [-2] 1.0 true))",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [ColumnKind::Moments { correction: 1 }]),
+    ),
+    // Both sums of its gradient, with the ReLU before them; each kernel masks for itself.
+    (
+        "(let g (relu_backward g:[9,5] y:[9,5]))
+(let d (batch_norm_backward g x:[9,5] w:[5] none none m:[5] f:[5] 1e-5))
+(tuple (getitem d 0) (getitem d 1) (getitem d 2))",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [ColumnKind::Sum; 2] && c.inputs.len() == 4),
+    ),
+    (
+        "(let g (relu_backward (permute g:bf16[2,3,4,6] [0,3,1,2]) (permute y:bf16[2,3,4,6] [0,3,1,2])))
+(let d (batch_norm_backward g (permute x:bf16[2,3,4,6] [0,3,1,2]) w:bf16[6] none none m:f32[6] f:f32[6] 1e-5))
+(tuple (permute (getitem d 0) [0,2,3,1]) (getitem d 1) (getitem d 2))",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [ColumnKind::Sum; 2] && c.inputs.len() == 4),
+    ),
+    // A gradient that somebody else reads is written once.
+    (
+        "(let g (relu_backward g:[9,5] y:[9,5]))
+(let d (batch_norm_backward g x:[9,5] w:[5] none none m:[5] f:[5] 1e-5))
+(tuple (getitem d 0) (getitem d 1) (getitem d 2) g)",
+        |s| matches!(s, Task::Columns(c) if c.kinds == [ColumnKind::Sum; 2] && c.inputs.len() == 3),
+    ),
+];
+
+const MOMENTS: ColumnKind = ColumnKind::Moments { correction: 0 };
+
 /// Whether a step multiplies one matrix and each of a batch.
 fn is_batch(step: &Task) -> bool {
     matches!(step, Task::Batch(b) if b.left.strides[0] == 0)
@@ -228,7 +271,7 @@ fn memory(list: &mut [Vec<f32>]) -> Vec<Memory> {
 }
 
 /// The outputs of a program's plan on the reference device, and what they should be.
-fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
+fn results(text: &str, holds: Holds, wish: &Wish) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
     let mut program = parse(text, Weights::Live).unwrap();
     let gpu = program.leaves.devices.index("cuda:0").unwrap();
     for input in &mut program.leaves.inputs {
@@ -239,7 +282,7 @@ fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
     let program = Program::from_expr(&program.leaves, &program.expr().0).unwrap();
     let optimized = optimize(&program, &Options::default()).unwrap();
     let results = &program.node(program.root).children;
-    let lowered = lower(&optimized, results.len(), &Wish::on(CUDA)).unwrap();
+    let lowered = lower(&optimized, results.len(), wish).unwrap();
     let steps = &lowered.plan.steps;
     assert!(steps.iter().any(holds), "{text}: {steps:?}");
     let mut random = Random(5);
@@ -271,17 +314,27 @@ fn results(text: &str, holds: Holds) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
 
 #[test]
 fn plans_for_a_gpu_compute_what_the_program_means() {
-    compare(PROGRAMS);
+    compare(PROGRAMS, &Wish::on(CUDA));
 }
 
 #[test]
 fn products_over_longer_rows_compute_what_the_program_means() {
-    compare(LARGE);
+    compare(LARGE, &Wish::on(CUDA));
 }
 
-fn compare(programs: &[(&str, Holds)]) {
+#[test]
+fn plans_of_training_steps_compute_what_the_program_means() {
+    let wish = Wish {
+        saved: true,
+        images: true,
+        ..Wish::on(CUDA)
+    };
+    compare(TRAINING, &wish);
+}
+
+fn compare(programs: &[(&str, Holds)], wish: &Wish) {
     for (text, holds) in programs {
-        let (outputs, expected) = results(text, *holds);
+        let (outputs, expected) = results(text, *holds, wish);
         assert_eq!(outputs.len(), expected.len(), "{text}");
         for (ours, right) in outputs.iter().zip(&expected) {
             assert_eq!(ours.len(), right.len(), "{text}");

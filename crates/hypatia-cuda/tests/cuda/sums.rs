@@ -4,72 +4,97 @@ use std::slice::from_ref;
 
 use hypatia_core::ty::DType;
 use hypatia_cuda::codegen::{self, Operand};
-use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding};
+use hypatia_runtime::kernels::region::{Instruction, Op, Region, Rounding, Scalar};
 use hypatia_runtime::step::ColumnKind;
 
 use crate::support::{decode, device, draw, run};
 
+const MOMENTS: ColumnKind = ColumnKind::Moments { correction: 1 };
+
 #[test]
 fn column_sums() {
     let Some(device) = device() else { return };
-    for (kind, rows, columns, dtype) in [
-        (ColumnKind::Sum, 1, 1, DType::F32),
-        (ColumnKind::Sum, 1000, 264, DType::BF16),
-        (ColumnKind::Sum, 5000, 100, DType::F32),
-        (ColumnKind::Sum, 513, 7, DType::F16),
-        (ColumnKind::Mean, 49, 1280, DType::BF16),
-        (ColumnKind::Mean, 3136, 96, DType::F16),
-        (ColumnKind::Mean, 12544, 33, DType::F32),
-        (ColumnKind::Norm, 196, 384, DType::BF16),
-        (ColumnKind::Norm, 3136, 50, DType::F64),
+    for (kinds, rows, columns, dtype) in [
+        (&[ColumnKind::Sum][..], 1, 1, DType::F32),
+        (&[ColumnKind::Sum], 1000, 264, DType::BF16),
+        (&[ColumnKind::Sum], 5000, 100, DType::F32),
+        (&[ColumnKind::Sum], 513, 7, DType::F16),
+        (&[ColumnKind::Mean], 49, 1280, DType::BF16),
+        (&[ColumnKind::Mean], 3136, 96, DType::F16),
+        (&[ColumnKind::Mean], 12544, 33, DType::F32),
+        (&[ColumnKind::Norm], 196, 384, DType::BF16),
+        (&[ColumnKind::Norm], 3136, 50, DType::F64),
+        (&[MOMENTS], 2, 1, DType::F32),
+        (&[MOMENTS], 49, 2048, DType::BF16),
+        (&[MOMENTS], 100_352, 64, DType::BF16),
+        (&[MOMENTS], 401, 7, DType::F64),
+        (&[MOMENTS, ColumnKind::Sum], 12544, 33, DType::F32),
+        (&[ColumnKind::Sum, ColumnKind::Mean, MOMENTS], 7000, 24, DType::F16),
+        (&[ColumnKind::Sum, ColumnKind::Sum], 401_408, 64, DType::BF16),
     ] {
         let shape = [rows, columns];
         let dense = Operand::dense(dtype, &shape);
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let mut code = vec![Instruction::new(Op::Cast(wide), [0]), Instruction::new(Op::Relu, [0])];
-        if kind == ColumnKind::Norm {
-            code.push(Instruction::new(Op::Square, [1]));
-        }
-        let summed = if kind == ColumnKind::Norm { 3 } else { 1 };
-        let region = Region::new(&[dtype], code, &[summed, 2], Rounding::EveryOp).unwrap();
-        let made = codegen::columns(kind, &region, &shape, 1, from_ref(&dense), from_ref(&dense), dtype).unwrap();
-        let input = draw(dtype, rows * columns, 3);
-        let room = |bytes: usize| vec![0x5a; bytes];
-        let buffers = [
-            input.clone(),
-            room(made.partial_bytes),
-            room(input.len()),
-            room(columns * dtype.size()),
+        // Far from zero, so that moments about it would be nothing but roundings.
+        let shift = if kinds == [MOMENTS] { 1000.0 } else { 0.0 };
+        let mut code = vec![
+            Instruction::new(Op::Cast(wide), [0]),
+            Instruction::new(Op::Constant(Scalar::Float(shift), wide), []),
+            Instruction::new(Op::Add, [1, 2]),
         ];
-        let out = match &made.finish {
-            Some(finish) => run(device, &[(&made.chunks, vec![0, 1, 2]), (finish, vec![1, 3])], &buffers),
-            None => run(device, &[(&made.chunks, vec![0, 3, 2])], &buffers),
-        };
-        let (x, relu, sums) = (decode(dtype, &input), decode(dtype, &out[2]), decode(dtype, &out[3]));
-        for c in 0..columns {
-            let column = || (0..rows).map(|r| x[r * columns + c]);
-            let (sum, size): (f64, f64) = match kind {
-                ColumnKind::Sum => (column().sum(), column().map(f64::abs).sum()),
-                ColumnKind::Mean => {
-                    let count = rows as f64;
-                    (
-                        column().sum::<f64>() / count,
-                        column().map(f64::abs).sum::<f64>() / count,
-                    )
-                }
-                ColumnKind::Norm => {
-                    let norm = column().map(|x| x * x).sum::<f64>().sqrt();
-                    (norm, norm)
-                }
-            };
-            let allowed = 1e-6 * size + dtype.epsilon() * 2.0 * sum.abs();
-            assert!(
-                (sums[c] - sum).abs() <= allowed,
-                "{shape:?} {dtype} column {c}: {} not {sum}",
-                sums[c]
-            );
+        if kinds == [ColumnKind::Norm] {
+            code.push(Instruction::new(Op::Square, [3]));
         }
-        assert!(x.iter().zip(&relu).all(|(x, y)| x.max(0.0) == *y));
+        let last = code.len();
+        let region = Region::new(&[dtype], code, &vec![last; kinds.len()], Rounding::EveryOp).unwrap();
+        let numbers: usize = kinds.iter().map(|k| k.results()).sum();
+        let types = vec![wide; numbers];
+        let made = codegen::columns(kinds, &region, &shape, 1, from_ref(&dense), &types).unwrap();
+        let input = draw(dtype, rows * columns, 3);
+        let mut buffers = vec![input.clone(), vec![0x5a; made.partial_bytes]];
+        buffers.extend(vec![vec![0x5a; columns * wide.size()]; numbers]);
+        let results: Vec<usize> = (2..2 + numbers).collect();
+        let out = match &made.finish {
+            Some(finish) => {
+                let reads = [vec![1], results.clone()].concat();
+                run(device, &[(&made.chunks, vec![0, 1]), (finish, reads)], &buffers)
+            }
+            None => run(device, &[(&made.chunks, [vec![0], results.clone()].concat())], &buffers),
+        };
+        let x = decode(dtype, &input);
+        let round = |v: f64| if wide == DType::F32 { f64::from(v as f32) } else { v };
+        for c in 0..columns {
+            let column: Vec<f64> = (0..rows).map(|r| round(x[r * columns + c] + shift)).collect();
+            let mut at = 2;
+            for kind in kinds {
+                for (want, size) in wanted(*kind, &column) {
+                    let got = decode(wide, &out[at])[c];
+                    let allowed = 2e-6 * size + wide.epsilon() * 2.0 * want.abs();
+                    let same = (got - want).abs() <= allowed || got.is_nan() && want.is_nan();
+                    assert!(same, "{kinds:?} {shape:?} {dtype} column {c}: {got} not {want}");
+                    at += 1;
+                }
+            }
+        }
+    }
+}
+
+/// What is made of a column, and the size of what it is made of.
+fn wanted(kind: ColumnKind, column: &[f64]) -> Vec<(f64, f64)> {
+    let count = column.len() as f64;
+    let (sum, size) = (column.iter().sum::<f64>(), column.iter().map(|x| x.abs()).sum::<f64>());
+    match kind {
+        ColumnKind::Sum => vec![(sum, size)],
+        ColumnKind::Mean => vec![(sum / count, size / count)],
+        ColumnKind::Norm => {
+            let norm = column.iter().map(|x| x * x).sum::<f64>().sqrt();
+            vec![(norm, norm)]
+        }
+        ColumnKind::Moments { correction } => {
+            let mean = sum / count;
+            let spread = column.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (count - f64::from(correction));
+            vec![(mean, size / count), (spread, spread)]
+        }
     }
 }
 

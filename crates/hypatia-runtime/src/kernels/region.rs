@@ -230,6 +230,43 @@ impl Region {
         self.inputs.len() == 1 && self.meaning.outputs[..] == [0]
     }
 
+    /// Several regions as one, which reads the inputs of all and has the outputs of all.
+    pub fn beside(regions: &[&Region]) -> Result<Region> {
+        let total: usize = regions.iter().map(|r| r.inputs.len()).sum();
+        let (mut inputs, mut code, mut outputs) = (vec![], vec![], vec![]);
+        let mut rounding = Rounding::EveryOp;
+        for region in regions {
+            let (before, made, own) = (inputs.len(), code.len(), region.inputs.len());
+            let moved = |at: usize| if at < own { before + at } else { total + made + at - own };
+            let instructions = region.meaning.instructions.iter();
+            code.extend(instructions.map(|i| Instruction::new(i.op, i.args.iter().map(|a| moved(*a)))));
+            outputs.extend(region.meaning.outputs.iter().map(|o| moved(*o)));
+            inputs.extend(&region.inputs);
+            rounding = region.meaning.rounding;
+        }
+        Region::new(&inputs, code, &outputs, rounding)
+    }
+
+    /// One input, in the type that its sums are made in.
+    pub fn widening(dtype: DType) -> Result<Region> {
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let code = match dtype == wide {
+            true => vec![],
+            false => vec![Instruction::new(Op::Cast(wide), [0])],
+        };
+        let result = code.len();
+        Region::new(&[dtype], code, &[result], Rounding::EveryOp)
+    }
+
+    /// Whether it is its only input, perhaps in a wider type.
+    pub(crate) fn only_widens(&self) -> bool {
+        let Meaning {
+            instructions, outputs, ..
+        } = &self.meaning;
+        let casts = matches!(&instructions[..], [cast] if matches!(cast.op, Op::Cast(_)) && cast.args[..] == [0]);
+        self.is_input() || self.inputs.len() == 1 && casts && outputs[..] == [1]
+    }
+
     /// Whether it is the sum of its two inputs and nothing else.
     pub(crate) fn is_sum(&self) -> bool {
         let Meaning {

@@ -2,6 +2,8 @@
 //! as names, and calls into torch for the rest.
 
 mod activations;
+mod again;
+mod batch_norms;
 mod batches;
 mod calls;
 mod columns;
@@ -25,6 +27,7 @@ mod reads;
 mod results;
 mod slices;
 mod slopes;
+mod small;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,6 +135,10 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     let device = device_of(&inlined.program)?;
     let name = output.leaves.devices.name(device).unwrap_or_default();
     let abilities = find(wish.devices, name).ok_or_else(|| no_plan(format!("values on the device {name:?}")))?;
+    let inlined = match wish.saved && abilities.column_sums {
+        true => batch_norms::in_parts(inlined, wish.images)?,
+        false => inlined,
+    };
     let inlined = match &abilities.channels_last {
         Some(how) if how.by == Convolutions::Onednn && !wish.saved => pairs::added(inlined)?,
         _ => inlined,
@@ -214,6 +221,8 @@ struct Lowering<'a> {
     in_place: FxHashMap<Id, Id>,
     /// The region that is made may put parts together, which it can do once.
     may_join: bool,
+    /// Nodes that may be sums of columns, in the order of the program.
+    reductions: Vec<Id>,
 }
 
 impl<'a> Lowering<'a> {
@@ -245,6 +254,7 @@ impl<'a> Lowering<'a> {
             inside: vec![false; program.nodes().len()],
             pointwise: vec![false; program.nodes().len()],
             may_join: false,
+            reductions: vec![],
             uses,
             users,
             plan: Plan {
@@ -284,10 +294,13 @@ impl<'a> Lowering<'a> {
             }
             self.absorb_zeros(*id);
         }
+        let reduces = |id: &Id| self.reduction(*id).is_some();
+        self.reductions = order.iter().copied().filter(reduces).collect();
+        self.compute_again(&order);
         self.widen_where_read(&order);
         for id in order.iter().rev() {
             self.may_join = false;
-            if self.row_op(*id).is_some() {
+            if self.row_op(*id).is_some() || self.reductions.contains(id) {
                 self.absorb(*id);
             }
             if !self.inside[usize::from(*id)] && !self.tails.contains_key(id) && self.pointwise[usize::from(*id)] {
@@ -309,6 +322,7 @@ impl<'a> Lowering<'a> {
         let changes = self.change(&order)?;
         self.merge_sums();
         self.merge_depthwise();
+        self.merge_small()?;
         let (keeps, masks) = (self.keeps(), self.masks());
         wish.keep.iter().try_for_each(|at| self.keep(*at))?;
         wish.masked.iter().try_for_each(|at| self.mask(*at))?;
@@ -468,9 +482,10 @@ impl<'a> Lowering<'a> {
             // The parts are views, made where they are taken.
             (_, "split" | "unbind") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
+            _ if self.reductions.contains(&id) && self.column_step(id).is_some() => self.columns(id),
             _ if self.row_op(id).is_some() => self.rows(id),
             _ if self.batch(id).is_some() => self.batch_step(id),
-            _ if self.column_step(id).is_some() => self.columns(id),
+            _ if self.reductions.contains(&id) => self.reduced_by_torch(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ if self.is_read(id) => self.read_step(id),

@@ -163,6 +163,15 @@ impl Lowering<'_> {
                                 false => self.copy_of(child, &operand)?,
                             }
                         }
+                        // The backward pass takes the same copies.
+                        None if self.convolves_by(id) == Some(Convolutions::Cudnn)
+                            && operands.len() < 2
+                            && self.wish.saved =>
+                        {
+                            let operand = self.operand(child)?;
+                            let wanted = channels_last_strides(&operand.shape);
+                            self.as_wanted(child, operand, Some(&wanted))?
+                        }
                         None if self.convolves_by(id) == Some(Convolutions::Cudnn) && operands.len() == 1 => {
                             self.kernel_of(child, &ORDER)?
                         }

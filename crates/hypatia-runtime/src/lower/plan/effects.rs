@@ -6,6 +6,7 @@ use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Opaque;
 use rustc_hash::FxHashMap;
 
+use super::small::Change;
 use super::{CallOperand, Lowering, TorchCall, no_plan};
 use crate::error::Result;
 use crate::step::{Operand, Task, TorchStep};
@@ -137,6 +138,24 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// What a call writes back into an input of a training step, if a region can.
+    fn copied_back(&self, id: Id, reads: &[Operand], operands: &[CallOperand]) -> Option<Change> {
+        let [CallOperand::Tensor(to), CallOperand::Tensor(from)] = operands[..2] else {
+            return None;
+        };
+        let copies = self.opaque(id).is_some_and(|o| o.target == "aten.copy_.default") && operands.len() == 2;
+        let (from, to) = (&reads[from], &reads[to]);
+        let dtype = |o: &Operand| self.plan.values[o.value].dtype;
+        let alike = dtype(from) == dtype(to) && from.shape == to.shape && !dtype(to).is_complex();
+        // Elements of a tensor that repeats are not to be written side by side.
+        let each = to.shape.iter().zip(&to.strides).all(|(n, s)| *n <= 1 || *s > 0);
+        let good = copies && alike && each && self.wish.saved && from.value != to.value;
+        good.then(|| Change {
+            from: from.clone(),
+            to: to.clone(),
+        })
+    }
+
     /// The last steps, which change inputs; places of all inputs that are changed among the plan's inputs.
     pub(super) fn change(&mut self, order: &[Id]) -> Result<Vec<usize>> {
         let mut calls = vec![];
@@ -170,9 +189,14 @@ impl Lowering<'_> {
                 }
             }
         }
+        let mut changes = vec![];
         for (id, reads, operands, _) in calls {
-            self.call_for_change(id, reads, operands, false)?;
+            match self.copied_back(id, &reads, &operands) {
+                Some(change) => changes.push(change),
+                None => self.call_for_change(id, reads, operands, false)?,
+            }
         }
+        self.write_back(changes)?;
         let inputs = self.plan.inputs.iter().enumerate();
         Ok(inputs.filter(|(_, v)| changed.contains(v)).map(|(at, _)| at).collect())
     }

@@ -40,21 +40,24 @@ impl Lowering<'_> {
         let Task::Columns(c) = &self.plan.steps[at] else {
             return None;
         };
+        let (ColumnKind::Sum, x) = c.of_one()? else {
+            return None;
+        };
+        let output = c.outputs[0];
         let alike = |l: &LinearStep| {
-            let rows: usize = c.x.shape[..c.rows].iter().product();
-            let columns: usize = c.x.shape[c.rows..].iter().product();
-            c.kind == ColumnKind::Sum
-                && l.gradient.x_transposed
+            let rows: usize = c.shape[..c.rows].iter().product();
+            let columns: usize = c.shape[c.rows..].iter().product();
+            l.gradient.x_transposed
                 && l.gradient.sums.is_none()
                 && (l.activation, l.b, &l.r) == (Activation::None, None, &None)
-                && c.x.reshaped(&[rows, columns]).as_ref() == Some(&l.x)
+                && x.reshaped(&[rows, columns]).as_ref() == Some(&l.x)
         };
         let product = (self.plan.steps.iter()).position(|s| matches!(s, Task::Linear(l) if alike(l)))?;
         let between = self.plan.steps.get(at..product).unwrap_or(&[]);
         let early = between
             .iter()
-            .any(|s| s.reads().contains(&c.output) || s.weights().contains(&c.output));
-        (!early).then_some((product, c.output))
+            .any(|s| s.reads().contains(&output) || s.weights().contains(&output));
+        (!early).then_some((product, output))
     }
 
     /// Notes a region that only masks a gradient.

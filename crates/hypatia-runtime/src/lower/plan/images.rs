@@ -24,8 +24,8 @@ use crate::error::Result;
 use crate::operand::Operand;
 
 /// Dimensions of an image with its channels last, and back.
-const LAST: [i64; 4] = [0, 2, 3, 1];
-const FIRST: [i64; 4] = [0, 3, 1, 2];
+pub(super) const LAST: [i64; 4] = [0, 2, 3, 1];
+pub(super) const FIRST: [i64; 4] = [0, 3, 1, 2];
 
 /// The order in which the dimensions of an image, or of a convolution's weight, lie with channels last.
 pub(super) const ORDER: [usize; 4] = [0, 2, 3, 1];

@@ -107,7 +107,7 @@ impl Odd {
                 _ if step.weights().contains(&id) => false,
                 _ if count == 0 => true,
                 Task::Linear(_) => count == 1 && self.products.contains(&at),
-                Task::Columns(c) => whole(&c.x),
+                Task::Columns(c) => c.inputs.iter().all(whole),
                 Task::Rows(r) => r.inputs.iter().all(whole),
                 _ => false,
             }
@@ -130,7 +130,10 @@ impl Odd {
         for step in &mut plan.steps {
             match step {
                 Task::Linear(l) if l.x.value == id => self.point(l, id),
-                Task::Columns(c) if c.x.value == id => self.spread(&mut c.x),
+                Task::Columns(c) => {
+                    let inputs = c.inputs.iter_mut().filter(|o| o.value == id);
+                    inputs.for_each(|o| self.spread(o));
+                }
                 Task::Rows(r) => {
                     let inputs = r.inputs.iter_mut().filter(|o| o.value == id);
                     inputs.for_each(|o| self.spread(o));
@@ -198,12 +201,15 @@ impl Odd {
         // What is read by sums, too, need not stay until then.
         for at in self.products[0]..plan.steps.len() {
             let summed = matches!(&plan.steps[at], Task::Columns(c)
-                if c.x.value == self.value && is_whole(plan, &c.x, self.columns));
+                if c.inputs.iter().any(|o| o.value == self.value)
+                    && c.inputs.iter().all(|o| o.value != self.value || is_whole(plan, o, self.columns)));
             if let Task::Columns(c) = &mut plan.steps[at]
                 && summed
             {
-                c.x.value = copy;
-                self.spread(&mut c.x);
+                for o in c.inputs.iter_mut().filter(|o| o.value == self.value) {
+                    o.value = copy;
+                    self.spread(o);
+                }
             }
         }
         plan.steps.insert(self.products[0], Task::Region(Box::new(step)));

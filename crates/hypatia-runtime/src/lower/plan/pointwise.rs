@@ -28,19 +28,62 @@ impl Lowering<'_> {
         self.leaves(root, &mut made)?;
         let result = self.code(root, &mut made)?;
         let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
-        let y = self.new_value(root)?;
-        self.note_gate(root, y, &made.inputs);
+        let order = self.order_in_memory(&made.inputs, &made.reads);
+        let (y, shape, inputs) = match order {
+            Some(order) => {
+                let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
+                let y = self.new_value_lying(root, &order, &lying)?;
+                (y, lying, made.inputs.iter().map(|o| o.permuted(&order)).collect())
+            }
+            None => (self.new_value(root)?, shape, made.inputs),
+        };
+        self.note_gate(root, y, &inputs);
         let dense = dense_strides(&shape);
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region,
             shape,
-            inputs: made.inputs,
+            inputs,
             reads: some_reads(made.reads),
             outputs: vec![y],
             slices: vec![],
             dense,
         })));
         Ok(())
+    }
+
+    /// The order of dimensions in which most of what a region of a training step reads lies in memory, if that is not
+    /// the usual one: its result lies so, too, as eager's does.
+    fn order_in_memory(&self, inputs: &[Operand], reads: &[Read]) -> Option<Vec<usize>> {
+        if !self.wish.saved || reads.iter().any(|r| *r != Read::Plain) {
+            return None;
+        }
+        let order = |o: &Operand| {
+            let mut dims: Vec<usize> = (0..o.shape.len()).collect();
+            dims.sort_by_key(|d| (o.shape[*d] > 1, -o.strides[*d]));
+            let lying: Vec<usize> = dims.iter().map(|d| o.shape[*d]).collect();
+            (o.permuted(&dims).strides == dense_strides(&lying) || o.permuted(&dims).is_dense()).then_some(dims)
+        };
+        let found: Vec<Vec<usize>> = inputs.iter().filter_map(order).collect();
+        let votes = |dims: &Vec<usize>| found.iter().filter(|f| *f == dims).count();
+        let best = found.iter().rev().max_by_key(|dims| votes(dims))?;
+        let moved = (0..best.len())
+            .filter(|d| inputs[0].shape[best[*d]] > 1)
+            .map(|d| best[d]);
+        (!moved.is_sorted()).then(|| best.clone())
+    }
+
+    /// A value for a node whose dimensions lie in this order.
+    fn new_value_lying(&mut self, id: Id, order: &[usize], lying: &[usize]) -> Result<ValueId> {
+        let (_, dtype) = self.shape(id)?;
+        self.plan.values.push(Value {
+            shape: lying.to_vec(),
+            dtype,
+        });
+        let value = self.plan.values.len() - 1;
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(at, d)| back[*d] = at);
+        self.place.insert(id, Operand::dense(value, lying).permuted(&back));
+        Ok(value)
     }
 
     /// Whether a node can be computed inside a region: its op on its dtypes.
@@ -81,7 +124,8 @@ impl Lowering<'_> {
             let of_shape = |id: Id| self.shape(id).ok().map(|s| s.0) == shape.as_ref().map(|s| s.0.clone());
             let takes = |reader: &Id| {
                 let children = &self.program.node(*reader).children;
-                let rows = self.row_op(*reader).is_some() && !children[1..].contains(&cast);
+                let reduces = self.row_op(*reader).is_some() || self.reductions.contains(reader);
+                let rows = reduces && !children[1..].contains(&cast);
                 let region = self.pointwise[usize::from(*reader)] && !self.tails.contains_key(reader);
                 rows || region && of_shape(*reader)
             };

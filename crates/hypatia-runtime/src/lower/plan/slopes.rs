@@ -15,6 +15,8 @@ pub(super) fn is_gradient(name: &str) -> bool {
         "relu_backward"
             | "gelu_backward"
             | "gelu_tanh_backward"
+            | "hardsigmoid_backward"
+            | "hardswish_backward"
             | "silu_backward"
             | "sigmoid_backward"
             | "tanh_backward"
@@ -36,8 +38,22 @@ impl Lowering<'_> {
             let mut code = Code { made, wide };
             let (g, x) = (code.cast(g, dtype, wide), code.cast(x, dtype, wide));
             let slope = code.slope(self.name(id), x)?;
-            let product = code.two(Lane::Mul, g, slope);
-            code.cast(product, wide, dtype)
+            let mut result = code.two(Lane::Mul, g, slope);
+            // Outside of these it is zero, whatever the gradient is.
+            let bounds: &[(Lane, f64)] = match self.name(id) {
+                "hardsigmoid_backward" => &[(Lane::Gt, -3.0), (Lane::Lt, 3.0)],
+                _ => &[],
+            };
+            for (inside, bound) in bounds {
+                result = code.where_is(*inside, x, *bound, result, 0.0)?;
+            }
+            if self.name(id) == "hardswish_backward" {
+                // NaN is not outside.
+                let (zero, bound) = (code.made.constant(0.0, wide)?, code.made.constant(-3.0, wide)?);
+                let outside = code.two(Lane::Le, x, bound);
+                result = code.made.push(Instruction::new(Lane::Where, [outside, zero, result]));
+            }
+            code.cast(result, wide, dtype)
         };
         made.place.insert(id, place);
         Ok(place)
@@ -75,8 +91,23 @@ impl Code<'_> {
         Ok(self.two(Lane::Add, product, b))
     }
 
+    /// `y` where `x` compares so with a bound, and else this number.
+    fn where_is(&mut self, op: Lane, x: usize, bound: f64, y: usize, other: f64) -> Result<usize> {
+        let bound = self.made.constant(bound, self.wide)?;
+        let other = self.made.constant(other, self.wide)?;
+        let condition = self.two(op, x, bound);
+        Ok(self.made.push(Instruction::new(Lane::Where, [condition, y, other])))
+    }
+
     fn slope(&mut self, name: &str, x: usize) -> Result<usize> {
         Ok(match name {
+            "hardsigmoid_backward" => self.made.constant(1.0 / 6.0, self.wide)?,
+            "hardswish_backward" => {
+                let three = self.made.constant(3.0, self.wide)?;
+                let third = self.two(Lane::Div, x, three);
+                let slope = self.line(third, 1.0, 0.5)?;
+                self.where_is(Lane::Lt, x, 3.0, slope, 1.0)?
+            }
             "gelu_backward" => {
                 let scaled = self.line(x, std::f64::consts::FRAC_1_SQRT_2, 0.0)?;
                 let erf = self.one(Lane::Erf, scaled);
