@@ -158,6 +158,39 @@ def test_optimize_differentiates_copies_in_place() -> None:
     torch.testing.assert_close(torch.autograd.grad(graph(x).square().sum(), leaves), expected)
 
 
+OVERWRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "whole": lambda y, x: y.copy_(x),
+    "as a view": lambda y, x: (y.view(-1).copy_(x[0, 0]), y)[1],
+    "transposed": lambda y, x: (y.t().copy_(x.t()), y)[1],
+    "twice": lambda y, x: torch.zeros_like(y).copy_(y).copy_(x),
+    "one number": lambda y, x: y[0, 0].clone().copy_(x[0, 0]),
+    "a part": lambda y, x: (y[:1].copy_(x[:1]), y)[1],
+    "one that lies otherwise": lambda y, x: torch.zeros(3, 2).t().mul_(y).copy_(x).relu(),
+}
+
+
+class Overwrites(nn.Module):
+    def __init__(self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.change(y + y, x).sigmoid()
+
+
+@pytest.mark.parametrize("change", OVERWRITES)
+def test_what_is_overwritten_has_zeros_for_a_gradient(change: str) -> None:
+    model = Overwrites(OVERWRITES[change])
+    leaves = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+    graph = hypatia.optimize(model, *leaves)
+    result, wanted = graph(*leaves), model(*leaves)
+    assert result.stride() == wanted.stride()
+    torch.testing.assert_close(result, wanted)
+    expected = torch.autograd.grad(wanted.square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(result.square().sum(), leaves), expected)
+    assert not any("copy_" in str(n.target) for n in graph.graph.nodes)
+
+
 class Backwards(nn.Module):
     """Returns results in another order than they are computed in."""
 

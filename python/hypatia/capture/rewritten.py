@@ -17,6 +17,21 @@ def copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
     return source.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
+def copied_for_autograd(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """The same where there may be gradients: what was there before has zeros, as in eager, and not none.
+
+    It takes part as a piece without elements, which costs nothing.
+    """
+    if not into.dtype.is_floating_point and not into.dtype.is_complex:
+        return copied(into, source, non_blocking)
+    if into.dim() == 0:
+        return copied_for_autograd(into.unsqueeze(0), source, non_blocking).squeeze(0)
+    source = source.to(into.device, into.dtype, non_blocking=non_blocking).expand(into.shape)
+    order = layout_of(into)[1] or list(range(into.dim()))
+    back = [order.index(d) for d in range(into.dim())]
+    return torch.cat([source.permute(order), into.permute(order).narrow(0, 0, 0)]).permute(back)
+
+
 def windows(
     x: torch.Tensor, size: list[int], dilation: list[int], padding: list[int], stride: list[int]
 ) -> torch.Tensor:

@@ -24,7 +24,7 @@ from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
 from .op_facts import changed_inputs, changes, is_composite, stays_whole
 from .recorder import recorded
-from .rewritten import copied
+from .rewritten import copied, copied_for_autograd
 from .size_ranges import Ranges, ranges_of
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,8 @@ def captured(
         if torch.is_grad_enabled() and _is_changed_behind_autograd(program.graph_module):
             raise NotFunctionalError("a value that has gradients is changed by way of detach()")
         try:
-            program = program.run_decompositions({torch.ops.aten.copy.default: copied})
+            copy = copied_for_autograd if torch.is_grad_enabled() else copied
+            program = program.run_decompositions({torch.ops.aten.copy.default: copy})
         except (RuntimeError, AssertionError) as error:
             raise NotFunctionalError(f"torch.export cannot make the graph functional: {error}") from error
     gm = _without_checks(program.module(check_guards=False))
