@@ -1,4 +1,4 @@
-"""Results of batch norms lie as eager's do, whatever strides torch foretells."""
+"""Results of batch norms and of `roll` lie as eager's do, whatever strides torch foretells."""
 
 from __future__ import annotations
 
@@ -66,6 +66,72 @@ def test_a_batch_norm_of_images_in_any_order(order: tuple[int, ...], gap: int) -
     model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()).eval()
     with torch.no_grad():
         assert torch.compile(model, backend="hypatia")(x).stride() == model(x).stride()
+
+
+class _Changed(nn.Module):
+    """What is contiguous already is no copy: the batch norm's own result is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        y.contiguous().clamp_(-0.5, 0.5)
+        return y * 2
+
+
+def test_what_is_contiguous_in_eager_is_changed_itself() -> None:
+    model, x = _Changed().eval(), torch.randn(2, 3).t()
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert [report.no_plan for report in compiled.reports] == [""]
+
+
+class _Rolled(nn.Module):
+    """Images are rolled; what follows depends on how they lie then."""
+
+    def __init__(self, shifts: Any, dims: Any) -> None:
+        super().__init__()
+        self.how = shifts, dims
+        self.weight = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.roll(*self.how)
+        return y * 2, torch.einsum("...k,kn->...n", y, self.weight)
+
+
+ROLLS: dict[str, tuple[Any, Any]] = {
+    "places": ((1, -1), (2, 3)),
+    "one dimension twice": ((1, -1), (2, 2)),
+    "by nothing": (0, 1),
+    "images": (1, 0),
+    "flat": (1, ()),
+}
+
+
+@pytest.mark.parametrize("entry", ["torch.compile", "hypatia.compile"])
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 2, 3)])
+@pytest.mark.parametrize("name", ROLLS)
+def test_rolled_images(name: str, order: tuple[int, ...], entry: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    shape = (2, 3, 4, 5)
+    x = torch.randn(*[shape[d] for d in order]).permute([order.index(d) for d in range(4)])
+    model = _Rolled(*ROLLS[name]).eval()
+    with torch.no_grad():
+        for mine, eager in zip(_compiled(entry, model, x)(x), model(x), strict=True):
+            torch.testing.assert_close(mine, eager)
+            assert mine.stride() == eager.stride()
+
+
+def test_rolled_images_have_a_plan() -> None:
+    model, x = _Rolled(*ROLLS["places"]), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, x)
+        compiled(x)
+    assert [report.no_plan for report in compiled.reports] == [""]
 
 
 def test_such_a_model_keeps_its_plan() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from .. import _torch
 from .._torch import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from .predicted_strides import as_it_lies
 
 _Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
@@ -45,7 +46,7 @@ class Fakes:
         if known is not None:
             results = [self.like(*kind) for kind in known.kinds]
             return results[0] if known.several is None else known.several(results)
-        results = run(*args, **kwargs)
+        results = as_it_lies(name, args, run(*args, **kwargs))
         several = type(results) if type(results) in (tuple, list) else None
         flat = [results] if several is None else list(results)
         memory = [storage_of(t) for t in (*flat, *_tensors((args, kwargs)))]

@@ -1,12 +1,15 @@
-"""Strides that torch foretells wrongly are put right in a captured graph, before anything relies on them.
+"""Strides that torch foretells wrongly are put right, before anything relies on them.
 
 On a CPU a batch norm and its gradient return a contiguous tensor, or one with channels last where their input
-has that; the fake tensors of torch keep whatever strides the input has. What is computed from there on is
-foretold anew, and a view that was captured because of the wrong strides is a reshape instead.
+has that; the fake tensors of torch keep whatever strides the input has. ``roll`` of an image with channels
+last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. In a graph that torch
+captured, what is computed from there on is foretold anew, and a view that is there because of the wrong
+strides is a reshape instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,27 +57,57 @@ def put_right(gm: fx.GraphModule) -> None:
             if value is None:
                 # Torch's own graph does not fit what its ops return: the check of the first call decides.
                 return
-        if node.target in _BATCH_NORMS:
-            several = isinstance(value, (tuple, list))
-            first, *others = value if several else (value,)
-            if _is_wrong(first):
-                first = torch.empty_like(first, memory_format=torch.contiguous_format)
-                anew[node] = (first, *others) if several else first
-                continue
-        if read_anew:
-            anew[node] = value
+        args = fx.node.map_arg(node.args, lambda n: anew.get(n, value_of(n)))
+        right = as_it_lies(node.target, args, value)
+        if read_anew or right is not value:
+            anew[node] = right
     for node, value in anew.items():
         node.meta["val" if "val" in node.meta else "example_value"] = value
 
 
-def _is_wrong(foretold: object) -> bool:
-    """Whether a batch norm on a CPU never returns a tensor that lies like this."""
-    if not isinstance(foretold, torch.Tensor) or foretold.device.type != "cpu" or foretold.is_contiguous():
+def as_it_lies(op: object, args: tuple[Any, ...], foretold: Any) -> Any:
+    """What a call returns, with the strides of a run: the same object if torch foretells these.
+
+    Raises:
+        UnsupportedError: they cannot be told, since sizes are open.
+    """
+    if op in _BATCH_NORMS:
+        several = isinstance(foretold, (tuple, list))
+        first, *others = foretold if several else (foretold,)
+        if not _may_be_wrong(first, first) or _has_channels_last(first):
+            return foretold
+        first = torch.empty_like(first, memory_format=torch.contiguous_format)
+        return (first, *others) if several else first
+    if op is _aten.roll.default and args[0].dim() in _LAST and _may_be_wrong(foretold, args[0]):
+        return _rolled(*args)
+    return foretold
+
+
+def _may_be_wrong(foretold: object, lies: object) -> bool:
+    """Whether an op on a CPU may return what lies otherwise: by the tensor that decides about it."""
+    if not isinstance(foretold, torch.Tensor) or not isinstance(lies, torch.Tensor):
         return False
-    if any(type(n) is not int for n in foretold.shape):
-        raise UnsupportedError("the strides of a batch norm are not known: sizes are open")
-    last = _LAST.get(foretold.dim())
-    return not (last and foretold.is_contiguous(memory_format=last))
+    if foretold.device.type != "cpu" or lies.is_contiguous():
+        return False
+    if any(type(n) is not int for n in lies.shape):
+        raise UnsupportedError("the strides of a batch norm or of roll are not known: sizes are open")
+    return True
+
+
+def _has_channels_last(value: torch.Tensor) -> bool:
+    last = _LAST.get(value.dim())
+    return bool(last and value.is_contiguous(memory_format=last))
+
+
+@torch.no_grad()
+def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """What ``roll`` returns on a CPU, in the words of torch's own kernel."""
+    if not dims:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    for shift, dim in zip(shifts, dims, strict=True):
+        first = -shift % x.shape[dim]
+        x = torch.cat([x.narrow(dim, first, x.shape[dim] - first), x.narrow(dim, 0, first)], dim)
+    return x
 
 
 def _called(node: fx.Node, anew: dict[fx.Node, Any]) -> object:
