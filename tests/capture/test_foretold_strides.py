@@ -134,6 +134,28 @@ def test_rolled_images_have_a_plan() -> None:
     assert [report.no_plan for report in compiled.reports] == [""]
 
 
+class _Counts(nn.Module):
+    """Changes a buffer: torch.export captures it, by its own strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x.roll(1, -2).flatten(0, -2) * self.calls
+
+
+def test_a_captured_view_of_rolled_images_is_a_reshape() -> None:
+    model, x = _Counts().eval(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    eager = copy.deepcopy(model)
+    compiled = hypatia.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), eager(x))
+    assert [report.no_plan for report in compiled.reports] == [""]
+
+
 def test_such_a_model_keeps_its_plan() -> None:
     model, x = _Turned(FOLLOWERS["nothing"]).eval(), torch.randn(4, 5, 8)
     with torch.no_grad():

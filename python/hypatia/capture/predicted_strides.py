@@ -53,6 +53,7 @@ def put_right(gm: fx.GraphModule) -> None:
             value = _called(node, anew)
             if value is None and node.target is _aten.view.default:
                 node.target = _aten.reshape.default
+                gm.recompile()
                 value = _called(node, anew)
             if value is None:
                 # Torch's own graph does not fit what its ops return: the check of the first call decides.
