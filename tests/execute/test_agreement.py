@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from hypatia.execute.agreement import agree_at_new_sizes
+import hypatia
+from hypatia.execute.agreement import agree_at_new_sizes, roundings_of
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -53,3 +56,44 @@ def test_whole_numbers_that_no_rounding_reaches() -> None:
     """Integers of integers do not turn."""
     x = torch.arange(8)
     assert not agree_at_new_sizes([x + 1], [x], [x], lambda moved: [moved(x)])
+
+
+class Widened(nn.Module):
+    """Numbers of float32 in a result of float64. No rounding of the input moves them: its signs are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.atan2(x, x)).exp().double()
+
+
+@pytest.mark.filterwarnings("error::hypatia.errors.VerificationWarning")
+def test_what_is_cast_to_float64_has_the_digits_that_it_had() -> None:
+    torch.manual_seed(0)
+    model = Widened().eval()
+    compiled = hypatia.compile(model)
+    with torch.no_grad():
+        for rows in (3, 5, 9, 17):
+            x = torch.randn(rows, 64)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_coarse_numbers_on_the_way_of_a_result() -> None:
+    def results(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        short = x * 2
+        return x + y.double(), short, short.double() + 1, (y.to(torch.bfloat16) > 0).double()
+
+    traced = make_fx(results)(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float32))
+    assert roundings_of(traced.graph) == [
+        torch.finfo(d).eps for d in (torch.float64, torch.float64, torch.float64, torch.bfloat16)
+    ]
+    traced = make_fx(results)(torch.ones(2), torch.ones(2))
+    assert [roundings_of(traced.graph)[i] for i in (1, 2)] == [torch.finfo(torch.float32).eps] * 2
+
+
+def test_a_result_is_judged_by_the_digits_of_its_dtype_if_none_are_coarser() -> None:
+    x = torch.rand(8, dtype=torch.float64)
+    for eps, right in ((0.0, False), (torch.finfo(torch.float32).eps, True)):
+        assert agree_at_new_sizes([x + 1e-7], [x], [x], lambda _: [x], [eps]) == right

@@ -8,8 +8,10 @@ from itertools import starmap
 from typing import Any
 
 import torch
+from torch import fx
 
 from .._torch import pytree
+from ..capture.records import value_of
 
 NEARLY = 1e-3
 """Results that are smaller than this share of the inputs are judged by the inputs' roundings as well."""
@@ -35,10 +37,13 @@ def agree_at_new_sizes(
     expected: Sequence[Any],
     args: Sequence[Any],
     run: Callable[[Callable[[Any], Any]], object],
+    roundings: Sequence[float] | None = None,
 ) -> bool:
     """Whether a plan's results are those of torch's ops; ``run`` runs these again, on arguments moved
-    by the function that it is given."""
+    by the function that it is given. ``roundings`` are those of `roundings_of`, for each result."""
+    coarse = [0.0] * len(results) if roundings is None else roundings
     tensors = [(a, b) for a, b in zip(results, expected, strict=True) if isinstance(a, torch.Tensor)]
+    eps = [e for a, e in zip(results, coarse, strict=True) if isinstance(a, torch.Tensor)]
 
     def again(seed: int) -> list[Any]:
         moved = pytree.tree_leaves(run(lambda value: _moved(value, seed)))
@@ -47,17 +52,17 @@ def agree_at_new_sizes(
     unlike = {i: a != b for i, (a, b) in enumerate(tensors) if _are_whole(a, b) and not torch.equal(a, b)}
     if unlike and not _turn(unlike, tensors, again):
         return False
-    pairs = [p for i, p in enumerate(tensors) if i not in unlike]
+    pairs = [(*p, eps[i]) for i, p in enumerate(tensors) if i not in unlike]
     apart = max(starmap(distance, pairs), default=0.0)
     if 1 < apart < math.inf:
         # A difference of numbers that are nearly equal has the roundings of those.
         sizes = [a.detach().abs().amax().item() for a in args if _is_float(a) and a.numel()]
         least = NEARLY * max(sizes, default=0.0)
-        apart = max((distance(a, b, least) for a, b in pairs), default=0.0)
+        apart = max((distance(*pair, least) for pair in pairs), default=0.0)
     if 1 < apart < math.inf:
         # Nor is it wrong where torch's own results jump when the inputs are moved by a rounding.
         moved = again(0)
-        own = [distance(moved[i], b) for i, (_, b) in enumerate(tensors) if i not in unlike]
+        own = [distance(moved[i], b, eps[i]) for i, (_, b) in enumerate(tensors) if i not in unlike]
         return apart <= JUMPS * max(own, default=0.0)
     return apart <= 1
 
@@ -79,8 +84,23 @@ def _are_whole(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return alike and not (ours.is_floating_point() or ours.is_complex())
 
 
-def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
-    """How far results are apart, in units of what roundings in another order explain."""
+def roundings_of(graph: fx.Graph) -> list[float]:
+    """By result, the coarsest rounding of a number that was computed for it: what is cast to float64 has no
+    more digits than before. Reading an input rounds nothing."""
+    found: dict[fx.Node, float] = {}
+    for node in graph.nodes:
+        eps = max((found[n] for n in node.all_input_nodes), default=0.0)
+        if node.op not in ("placeholder", "get_attr", "output"):
+            values = [v for v in pytree.tree_leaves(value_of(node)) if _is_float(v)]
+            eps = max([eps, *(torch.finfo(v.dtype).eps for v in values)])
+        found[node] = eps
+    (output,) = graph.find_nodes(op="output")
+    return [found.get(n, 0.0) for n in pytree.tree_leaves(output.args)]
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor, eps: float = 0.0, least: float = 0.0) -> float:
+    """How far results are apart, in units of what roundings in another order explain: those of their dtype,
+    or coarser ones of ``eps``."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return math.inf
     if ours.is_complex():
@@ -90,7 +110,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> fl
     if not ours.numel() or torch.equal(ours, theirs):
         return 0.0
     a, b = ours.double(), theirs.double()
-    unit = ULPS * torch.finfo(ours.dtype).eps
+    unit = ULPS * max(eps, torch.finfo(ours.dtype).eps)
     apart, scale = (float(torch.stack(t.aminmax()).abs().amax()) for t in (a - b, b))
     if apart < math.inf and scale < math.inf:
         return apart / (max(scale, least, 1e-30) * unit)

@@ -18,7 +18,7 @@ from .._torch import pytree
 from ..capture.size_ranges import Ranges
 from ..errors import VerificationWarning
 from ..timeline import BINDING, stage
-from .agreement import agree_at_new_sizes
+from .agreement import agree_at_new_sizes, roundings_of
 from .binding import Binding, Bound
 from .changes import State, note_changes
 from .plans import Planner
@@ -218,7 +218,8 @@ class NativeGraph:
             theirs.restore()
             return found
 
-        right = agree_at_new_sizes(results, expected, args, again) and after.agrees(theirs)
+        roundings = roundings_of(self.gm.graph)
+        right = agree_at_new_sizes(results, expected, args, again, roundings) and after.agrees(theirs)
         if not right:
             theirs.restore()
             self.native = False
