@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import hypatia
 from fuzz import keep
 from fuzz.case import FORMS, Case, Entry, Plan
-from fuzz.check import Outcome, run_case
+from fuzz.check import Outcome, is_steady, run_case
 from fuzz.generate import case_of
 from fuzz.minimise import minimised
 from fuzz.oracle import Noise, Reference, judged
@@ -241,6 +241,12 @@ def test_what_is_made_small_has_the_same_fault(tmp_path: Path) -> None:
         module = keep.load(keep.kept(small, again, tmp_path))
         assert keep.check(module.Model, module.ENTRY, module.CALLS).kind == "wrong"
     assert keep.check(module.Model, module.ENTRY, module.CALLS).kind == "ok"
+
+
+@pytest.mark.parametrize("size", [60, 300, 1000])
+def test_a_kernel_that_reads_memory_as_it_was_is_seen(size: int) -> None:
+    assert not is_steady(_case(Row("v1", f"{{0}} + torch.empty(4, {size}).gt(1).sum()", ("x0",))))
+    assert is_steady(_case(Row("v1", "{0} * 2", ("x0",))))
 
 
 def test_a_run_prints_seeds_counts_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
