@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import hypatia
 from hypatia import faults
 from hypatia.errors import UnsupportedError
+from hypatia.execute.agreement import agree
 
 from . import KINDS
 from .case import Call, Case, Entry
@@ -129,6 +130,26 @@ def is_steady(case: Case, device: str = "cpu") -> bool:
             if not all(torch.equal(a.nan_to_num(), other[n].nan_to_num()) for n, a in runs[0].items()):
                 return False
     return True
+
+
+def is_captured_otherwise(case: Case, device: str = "cpu") -> bool:
+    """Whether the functional graph that torch.export makes computes something else than the model."""
+    model = module_of(case.program.source())().to(device).eval()
+    state = _state(model)
+    for call in case.calls():
+        made = pytree.tree_map(
+            lambda v: v.make(device) if isinstance(v, T) else v, (call.args, dict(call.kwargs))
+        )
+        with contextlib.suppress(Exception):
+            eager = _ran(model, twin(made), training=False).values()
+            _restore(model, state)
+            with torch.no_grad():
+                graph = torch.export.export(model, *twin(made)).run_decompositions({}).module()
+            theirs = _ran(graph, twin(made), False, model).values()
+            if not all(agree(theirs[name], value) for name, value in eager.items()):
+                return True
+        _restore(model, state)
+    return False
 
 
 def _leave_behind(number: float, device: str) -> None:

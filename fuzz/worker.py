@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from .case import Case
-from .check import Outcome, is_steady, run_case
+from .check import Outcome, is_captured_otherwise, is_steady, run_case
 from .generate import case_of
 from .keep import kept, snippet
 from .minimise import minimised
@@ -29,6 +29,9 @@ from .tensors import T
 
 MEMORY = 8 << 30
 """Bytes that a process may have on a CPU."""
+
+OTHERWISE = "what was captured of it computes something else"
+"""Said of a model that runs as it is."""
 
 MINIMISING = 40.0
 """Seconds that making a case small may take."""
@@ -96,6 +99,8 @@ def is_torchs(case: Case, outcome: Outcome, device: str) -> bool:
     """Whether torch's own machinery fails in the same way."""
     if outcome.kind == "internal" and _is_said_by_decompositions(case, outcome.message):
         return True
+    if outcome.kind == "internal" and OTHERWISE in outcome.message:
+        return is_captured_otherwise(case, device)
     if case.entry.name not in ("torch", "optimize"):
         return False
     if " has strides " in outcome.message and _said_strides(outcome.message) in _fake_strides(case):

@@ -22,7 +22,7 @@ from fuzz.oracle import Noise, Reference, judged
 from fuzz.program import Program, Row, Weight, module_of
 from fuzz.runner import Runner, Settings
 from fuzz.tensors import VALUES, T
-from fuzz.worker import shrunk, signature
+from fuzz.worker import OTHERWISE, is_torchs, shrunk, signature
 from hypatia import faults
 from hypatia.compiler import pipeline
 from hypatia.execute import native
@@ -247,6 +247,25 @@ def test_what_is_made_small_has_the_same_fault(tmp_path: Path) -> None:
 def test_a_kernel_that_reads_memory_as_it_was_is_seen(size: int) -> None:
     assert not is_steady(_case(Row("v1", f"{{0}} + torch.empty(4, {size}).gt(1).sum()", ("x0",))))
     assert is_steady(_case(Row("v1", "{0} * 2", ("x0",))))
+
+
+def test_a_model_that_torch_captures_otherwise_is_torchs() -> None:
+    """Torch foretells that the norm is not contiguous, so that a copy of it would be changed."""
+    weights = tuple(Weight(f"b{i}", T((2,), seed=i), "buffer") for i in range(2))
+    rows = (
+        Row("v0", "F.batch_norm({0}, {1}, {1}.abs() + 1)", ("x0", "b0")),
+        Row("v1", "{0}.contiguous()", ("v0",)),
+        Row("v2", "{0}.clamp_(-0.1, 0.1)", ("v1",), changes=True),
+        Row("v3", "{0}.add_(1)", ("b1",), changes=True),
+        Row("v4", "{0} * {1}", ("v0", "v3")),
+    )
+    x = T((3, 2), layout="swapped")
+    program = Program((("x0", x),), weights, rows, ("v4",), "one")
+    case = Case(0, program, Entry(), (Plan((x,)),))
+    outcome = run_case(case)
+    assert (outcome.kind, OTHERWISE in outcome.message) == ("internal", True)
+    assert is_torchs(case, outcome, "cpu")
+    assert not is_torchs(case.replace(plans=(Plan((T((3, 2)),)),)), outcome, "cpu")
 
 
 def test_a_run_prints_seeds_counts_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
