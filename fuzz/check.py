@@ -300,7 +300,7 @@ class _Session:
                 _ran(self.eager, twin(made), self.entry.training)
             return watch.seen or _has_subnormals((made, before)), watch.made, not watch.ordered
 
-        def equal(seed: int, roundings: float) -> list[torch.Tensor]:
+        def by_graph(watched: contextlib.AbstractContextManager[Any]) -> list[torch.Tensor]:
             # A graph of hypatia.optimize has the weights of the model itself.
             itself = self.entry.name == "optimize" and self.compiled is not None
             owner = self.model if itself else self.eager
@@ -308,15 +308,21 @@ class _Session:
             _restore(owner, before)
             try:
                 graph = self.compiled.call if itself else self._graph(made)
-                with Noise(seed, roundings):
+                with watched:
                     return listed(_ran(graph, twin(made), self.entry.training, owner))
             except Exception:
                 return []
             finally:
                 _restore(owner, after)
 
+        def equal_overflows() -> bool:
+            watch = Overflows()
+            by_graph(watch)
+            return watch.made
+
         found = _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)))
-        found.equal = equal
+        found.equal = lambda seed, roundings: by_graph(Noise(seed, roundings))
+        found.equal_overflows = equal_overflows
         numerics = dict(self.entry.options).get("numerics")
         found.ordered, found.exact = numerics in ("exact", "wider"), numerics == "exact"
         return found

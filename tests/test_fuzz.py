@@ -319,6 +319,22 @@ def test_the_sign_of_a_sum_of_zeros_is_the_kernels_choice() -> None:
     assert not signs.all()
 
 
+def test_an_overflow_that_eager_has_not_may_end_as_another_number() -> None:
+    """The kernel of GELU overflows above half of the greatest number, and so may rules that are not exact."""
+    rows = (
+        Row("v0", "{0} * 0.5 * (1.0 + torch.erf({0} / 1.4142135623730951))", ("x0",)),
+        Row("v1", "torch.atan2(torch.relu({0}), {1})", ("v0", "x0")),
+    )
+    case = _case(*rows, name="optimize")
+    huge = dataclasses.replace(case.plans[0].inputs[0], values="huge")
+    case = case.replace(plans=(case.plans[0], Plan((huge,))))
+    assert run_case(case).kind == "ok"
+    with faults.wrong_rule():
+        assert run_case(case).kind == "wrong"
+    exact = dataclasses.replace(case.entry, options=(*case.entry.options, ("numerics", "exact")))
+    assert run_case(case.replace(entry=exact)).kind == "ok"
+
+
 def test_what_the_oracle_finds() -> None:
     one = torch.ones(3)
     assert _judged(one * 1.0001, one, one.double())
