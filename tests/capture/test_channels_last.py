@@ -31,10 +31,11 @@ class Changed(nn.Module):
         return self.deep(y + self.second(x)).mean((2, 3))
 
 
-def test_images_that_change_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
+def test_images_that_change_in_place(casts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels_last, "LEAST", 1)
     monkeypatch.setattr(table.Cpu, "rewrites_training", lambda self: True)
-    monkeypatch.setattr(channels_last, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(channels_last, "_DTYPES", (torch.bfloat16 if casts else torch.float32,))
     counts: list[int] = []
     turned = channels_last.turned
     monkeypatch.setattr(channels_last, "turned", lambda gm: counts.append(turned(gm)) or counts[-1])
@@ -49,8 +50,10 @@ def test_images_that_change_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
             found = []
             for each, run in ((model, call), (twin, twin)):
                 each.zero_grad()
-                result = run(x)
+                with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                    result = run(x)
                 result.square().sum().backward()
                 found.append([result.detach(), *(p.grad for p in each.parameters() if p.requires_grad)])
-            torch.testing.assert_close(*found)
+            room = {"rtol": 0.05, "atol": 0.02} if casts else {}
+            torch.testing.assert_close(*found, **room)
     assert counts == [3]

@@ -70,12 +70,12 @@ def _argument(node: fx.Node, place: int, name: str) -> Any:
 
 
 def _can_turn(node: fx.Node) -> bool:
-    """Whether a convolution is one of images on a GPU in 16 bits."""
+    """Whether a convolution is one of images on a GPU in 16 bits, also where autocast makes it one."""
     read = [_argument(node, 0, "input"), _argument(node, 1, "weight")]
     if not all(isinstance(n, fx.Node) and _is_image(n) for n in read):
         return False
-    image = value_of(read[0])
-    return table.of(image.device).rewrites_training() and image.dtype in _DTYPES
+    result = value_of(node)
+    return table.of(result.device).rewrites_training() and result.dtype in _DTYPES
 
 
 def _is_image(node: object) -> bool:

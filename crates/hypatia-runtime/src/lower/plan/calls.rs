@@ -155,7 +155,11 @@ impl Lowering<'_> {
                             }
                         }
                         Some(_) => self.changed(child)?,
-                        None if self.reads_rows(id) => {
+                        None if self.is_imprecise_over_channels_last(id) => {
+                            let operand = self.operand(child)?;
+                            self.as_wanted(child, operand, None)?
+                        }
+                        None if self.row(id).is_some_and(Row::keeps_layout) => {
                             let operand = self.operand(child)?;
                             let aligned = !self.can.aligned_attention || operand.has_aligned_rows(t.dtype.size());
                             match operand.has_dense_rows() && aligned {
@@ -233,11 +237,11 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a call is to read rows without gaps. Torch's norm of groups is less precise over channels last on a CPU.
-    fn reads_rows(&self, id: Id) -> bool {
+    /// Whether a call is torch's norm of groups on a CPU, which is less precise over channels last; strides of one
+    /// element say which kernel it takes, too.
+    fn is_imprecise_over_channels_last(&self, id: Id) -> bool {
         let onednn = |how: &Images| how.by == Convolutions::Onednn;
-        let norm = self.name(id) == "group_norm" && self.can.channels_last.as_ref().is_some_and(onednn);
-        norm || self.row(id).is_some_and(Row::keeps_layout)
+        self.name(id) == "group_norm" && self.can.channels_last.as_ref().is_some_and(onednn)
     }
 
     /// Whether a node is a convolution whose images have channels last.

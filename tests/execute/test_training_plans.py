@@ -1,0 +1,77 @@
+"""Plans of training steps for a GPU, made without one: what their steps are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hypatia
+from hypatia.capture import channels_last
+from hypatia.compiler import pipeline
+from hypatia.devices import cuda, table
+
+
+class Net(nn.Module):
+    """Convolutions with batch norms, one of them in a residual branch, and one over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 8), (8, 8)
+        self.convolutions = nn.ModuleList([nn.Conv2d(*n, 3, padding=1, bias=False) for n in sizes])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8)])
+        self.rows, self.last = nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norms[0](self.convolutions[0](x)))
+        x = torch.relu(self.norms[1](self.convolutions[1](x)) + x)
+        return self.last(self.rows(x.mean((2, 3))))
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Steps of the plans that are made; what is captured on a CPU counts as a GPU's."""
+    monkeypatch.setattr(cuda, "available", lambda: None)
+    monkeypatch.setattr(table.Cpu, "rewrites_training", lambda self: True)
+    monkeypatch.setattr(channels_last, "LEAST", 1)
+    monkeypatch.setattr(channels_last, "_DTYPES", (torch.float32,))
+    capture, planner_of = pipeline.capture, pipeline.plans.planner_of
+    found: list[list[str]] = []
+
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        made = capture(*args, **kwargs)
+        text = made.text.replace('"cpu"', '"cuda:0"').replace(" cpu", " cuda:0")
+        return dataclasses.replace(made, device=torch.device("cuda:0"), text=text)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        planner = planner_of(*args, **kwargs)
+        assert not isinstance(planner, str), planner
+        found.append(json.loads(planner.at(planner.hints).describe())["steps"])
+        return "nothing runs it"
+
+    monkeypatch.setattr(pipeline, "capture", captured)
+    monkeypatch.setattr(pipeline.plans, "planner_of", noted)
+    return found
+
+
+def test_batch_norms_are_columns_and_regions(plans: list[list[str]]) -> None:
+    torch.manual_seed(0)
+    hypatia.compile(Net())(torch.randn(4, 3, 6, 5)).square().mean().backward()
+    forward, backward = (Counter(steps) for steps in plans[:2])
+    assert forward["column moments of [4, 6, 5, 8]"] == 2
+    assert forward["column moments of [4, 8]"] == 1
+    # Each norm is one step after its moments, with the ReLU and the sum; so are both sums of its gradient.
+    assert forward["pointwise over [4, 6, 5, 8]"] == 2
+    assert backward["column sums and sums of [4, 6, 5, 8]"] == 2
+    assert backward["column sums and sums of [4, 8]"] == 1
+    # What moves and counts is written where it lies, all norms of a size in one step.
+    assert forward["pointwise over []"] == 1
+    assert forward["pointwise over [8]"] == 4
+    assert not any("copy_" in step or "batch_norm" in step for step in [*forward, *backward])
+    # Nothing is turned from channels last to channels first and back.
+    assert not any(step.startswith("pointwise over [4, 8, 6, 5]") for step in [*forward, *backward])
