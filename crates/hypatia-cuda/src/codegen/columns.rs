@@ -182,7 +182,7 @@ for (int i = threadIdx.x; i < {}; i += {THREADS}) {{
         return refuse("there are too many rows or columns");
     };
     let first = Kernel {
-        source: shell.source_with(MERGE),
+        source: shell.source(),
         name,
         blocks: [wide, u32::from(tall), 1],
         threads: THREADS as u32,
@@ -202,16 +202,6 @@ for (int i = threadIdx.x; i < {}; i += {THREADS}) {{
         finish: finish.transpose()?,
     })
 }
-
-/// Puts the mean and the sum of squared distances of another group to those of one, of which it has this share then.
-const MERGE: &str = "template <typename T>
-__device__ __forceinline__ void merge(T& mean, T& spread, T mean_too, T spread_too, T share, T n) {
-    if (share == 0) return;
-    const T far = mean_too - mean;
-    mean += far * share;
-    spread += spread_too + far * far * (n * share);
-}
-";
 
 /// What is made of columns of so many rows.
 struct Made<'a> {
@@ -361,7 +351,7 @@ if (part > 0 || own >= columns) return;
             body: text,
         };
         Ok(Kernel {
-            source: shell.source_with(MERGE),
+            source: shell.source(),
             name,
             blocks: super::space::blocks(columns, LANES)?,
             threads,

@@ -85,3 +85,11 @@ template <int T, typename N> __device__ __forceinline__ N total(N x) { return re
 template <int T, typename N> __device__ __forceinline__ N greatest(N x) { return reduce<T>(x, [](N a, N b) { return b > a ? b : a; }); }
 template <int T, typename N> __device__ __forceinline__ N greatest_or_nan(N x) { return reduce<T>(x, [](N a, N b) { return maximum(a, b); }); }
 
+// Puts the mean and the sum of squared distances of another group to those of one of `n`; it is this share of both.
+template <typename T>
+__device__ __forceinline__ void merge(T& mean, T& spread, T mean_too, T spread_too, T share, T n) {
+    if (share == 0) return;
+    const T far = mean_too - mean;
+    mean += far * share;
+    spread += spread_too + far * far * (n * share);
+}

@@ -197,7 +197,11 @@ impl Lowering<'_> {
             let all = self.plan.values[operand.value].numel() == shape.iter().product::<usize>();
             let alike = own && (all || !wanted.whole) && operand.lies_as(&lying.strides);
             match alike {
-                true => operand,
+                // Strides of single elements are eager's, too.
+                true => Operand {
+                    strides: lying.strides,
+                    ..operand
+                },
                 false => self.written(id, &operand, &lying.strides)?,
             }
         };
