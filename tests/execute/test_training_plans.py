@@ -75,3 +75,32 @@ def test_batch_norms_are_columns_and_regions(plans: list[list[str]]) -> None:
     assert not any("copy_" in step or "batch_norm" in step for step in [*forward, *backward])
     # Nothing is turned from channels last to channels first and back.
     assert not any(step.startswith("pointwise over [4, 8, 6, 5]") for step in [*forward, *backward])
+
+
+class Cache(nn.Module):
+    """Fills a cache, and keeps what was in it before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        for name, size in (("cache", (3, 4)), ("old", (3, 4)), ("sums", (4,))):
+            self.register_buffer(name, torch.zeros(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.old.copy_(self.cache * 2)
+        self.cache.mul_(0.5).add_(y.detach()[:3])
+        self.sums.add_(self.cache.sum(0))
+        self.count.add_(1)
+        return y * self.cache.sum()
+
+
+def test_what_is_written_back_is_computed_of_what_was_there(plans: list[list[str]]) -> None:
+    hypatia.compile(Cache())(torch.randn(5, 4)).square().mean().backward()
+    steps = plans[0]
+    assert not any("copy_" in step for step in steps), steps
+    # Both are computed of what was there, and then written by one step, when everything has read that.
+    places = [at for at, step in enumerate(steps) if step == "pointwise over [3, 4]"]
+    assert len(places) == 3, steps
+    assert all(step.startswith("pointwise") for step in steps[places[-1] :]), steps

@@ -191,12 +191,13 @@ impl Lowering<'_> {
         }
         let mut changes = vec![];
         for (id, reads, operands, _) in calls {
-            match self.copied_back(id, &reads, &operands) {
+            let once = |change: &Change| changed.iter().filter(|v| **v == change.to.value).count() == 1;
+            match self.copied_back(id, &reads, &operands).filter(once) {
                 Some(change) => changes.push(change),
                 None => self.call_for_change(id, reads, operands, false)?,
             }
         }
-        self.write_back(changes)?;
+        self.write_back(changes, &changed)?;
         let inputs = self.plan.inputs.iter().enumerate();
         Ok(inputs.filter(|(_, v)| changed.contains(v)).map(|(at, _)| at).collect())
     }

@@ -77,11 +77,10 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Steps that write values back into inputs.
-    pub(super) fn write_back(&mut self, changes: Vec<Change>) -> Result<()> {
-        let changed: Vec<ValueId> = changes.iter().map(|c| c.to.value).collect();
+    /// Steps that write values back into inputs; all inputs that some step changes.
+    pub(super) fn write_back(&mut self, changes: Vec<Change>, changed: &[ValueId]) -> Result<()> {
         for change in changes {
-            let mut step = self.computing(&change, &changed)?;
+            let mut step = self.computing(&change, changed)?;
             step.slices = vec![change.to];
             step.outputs = vec![];
             self.plan.steps.push(Task::Region(Box::new(step)));
