@@ -829,3 +829,30 @@ fn rows_of_other_products_stay_as_they_are() {
     assert_eq!(strides("(tuple (mm x:bf16[8192,1001] w:bf16[1001,128]))"), [1001]);
     assert_eq!(strides("(tuple (mm (exp x:bf16[8192,1001]) w:bf16[1001,128]))"), [1008]);
 }
+
+#[test]
+fn reductions_of_the_same_numbers_are_one_step() {
+    let columns = |text: &str| {
+        let steps = lowered(text).plan.steps;
+        let kinds = steps.iter().filter_map(|s| match s {
+            Task::Columns(c) => Some(c.kinds.len()),
+            _ => None,
+        });
+        kinds.collect::<Vec<_>>()
+    };
+    let sums = "(sum (exp x) [-2] false) (sum (mul x x) [-2] false)";
+    assert_eq!(columns(&format!("(tuple (sum x:[9,5] [-2] false) {sums})")), [3]);
+    // Of other dimensions, of other numbers, and in another type.
+    assert_eq!(
+        columns("(tuple (sum x:[9,5,4] [-3] false) (mean x [-3,-2] false))"),
+        [1, 1]
+    );
+    assert_eq!(
+        columns("(tuple (sum x:[9,5] [-2] false) (mean y:[9,5] [-2] false))"),
+        [1, 1]
+    );
+    assert_eq!(
+        columns("(tuple (sum x:[9,5] [-2] false) (sum (cast x f64) [-2] false))"),
+        [1, 1]
+    );
+}

@@ -7,6 +7,7 @@ use hypatia_core::attr::Attr;
 use hypatia_core::ty::DType;
 
 use super::pointwise::Making;
+use super::slopes::wide;
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Instruction, Op as Lane, Region, Rounding};
@@ -26,7 +27,7 @@ pub(super) struct Reduction {
 }
 
 impl Lowering<'_> {
-    /// What a node makes of columns, if its operand lies so that these are columns.
+    /// What a node reduces, and to what; whether these are columns depends on how its operand lies.
     pub(super) fn reduction(&self, id: Id) -> Option<Reduction> {
         if !self.can.column_sums {
             return None;
@@ -59,7 +60,7 @@ impl Lowering<'_> {
         Some(Reduction { kind, order, rows })
     }
 
-    /// The same, if its operand lies so that these are columns.
+    /// The same, if these are columns: what is innermost in memory is not reduced.
     pub(super) fn column_step(&self, id: Id) -> Option<Reduction> {
         let reduction = self.reduction(id)?;
         let x = self.program.node(id).children[0];
@@ -119,14 +120,16 @@ impl Lowering<'_> {
     /// Nodes whose reductions one step makes: this one, and others of the same numbers that are all there.
     fn reduced_together(&self, id: Id, first: &Reduction) -> Vec<(Id, ColumnKind)> {
         let x = self.program.node(id).children[0];
-        let shape = self.shape(x).ok().map(|s| s.0);
+        // Sums are made in one type.
+        let alike = |id: Id| self.shape(id).ok().map(|(shape, dtype)| (shape, wide(dtype)));
+        let of_first = alike(x);
         let mut values = vec![];
         self.made_of(x, &mut values);
         let mut group = vec![(id, first.kind)];
         let mut numbers = first.kind.results();
         for other in self.reductions.iter().copied().filter(|other| *other != id) {
             let of = self.program.node(other).children[0];
-            if self.place.contains_key(&other) || self.shape(of).ok().map(|s| s.0) != shape || !self.is_ready(of) {
+            if self.place.contains_key(&other) || alike(of) != of_first || !self.is_ready(of) {
                 continue;
             }
             let mut its = vec![];
@@ -223,9 +226,8 @@ impl Lowering<'_> {
     fn summed(&self, x: Id, kind: ColumnKind, made: &mut Making) -> Result<usize> {
         let mut result = self.code(x, made)?;
         let (_, from) = self.shape(x)?;
-        let wide = if from == DType::F64 { DType::F64 } else { DType::F32 };
-        if from != wide {
-            result = made.push(Instruction::new(Lane::Cast(wide), [result]));
+        if from != wide(from) {
+            result = made.push(Instruction::new(Lane::Cast(wide(from)), [result]));
         }
         if kind == ColumnKind::Norm {
             result = made.push(Instruction::new(Lane::Square, [result]));
