@@ -278,3 +278,23 @@ def test_the_sum_of_negative_zeros_is_positive() -> None:
     result = planned(model, x)
     assert not torch.signbit(result).any()
     assert torch.equal(result, model(x))
+
+
+class _Star(nn.Module):
+    """An activation with a scale and a bias of one number each, as MetaFormers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.tensor([0.9])), nn.Parameter(torch.tensor([[-0.4]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * torch.relu(x) ** 2 + self.bias
+
+
+def test_numbers_beside_images_leave_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), _Star(), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(2, 3, 9, 7)
+    steps = _steps(model, x)
+    assert not any("[2, 8, 9, 7]" in step for step in steps), steps
+    with no_fallback():
+        assert_right(planned(model, x), model, x)

@@ -330,7 +330,8 @@ impl Turned<'_> {
         };
         let whole = |d: &Dim| d.is(1);
         Ok(match t.rank() {
-            0 => Some(self.copy.place[&id]),
+            // One number, of whatever shape.
+            0..=2 if t.shape.iter().all(whole) => Some(self.copy.place[&id]),
             // One number for each channel.
             3 if t.shape[1..].iter().all(whole) && (t.shape[0] == out.shape[1] || t.shape[0].is(1)) => {
                 let size = self.copy.made.program.attr(Attr::Ints(t.shape[..1].to_vec().into()));
