@@ -95,7 +95,7 @@ impl Norms<'_> {
             x = self.copy.permuted(x, &LAST)?;
             shape = LAST.iter().map(|d| image.shape[*d as usize]).collect();
         }
-        let numbers = self.cast(x, image.within)?;
+        let numbers = self.copy.cast(x, image.within)?;
         let rank = shape.len() as i64;
         let dims: Vec<i64> = (0..rank - 1).map(|d| d - rank).collect();
         let (dims, drop) = (self.ints(&dims), self.copy.made.program.attr(Attr::Bool(false)));
@@ -113,11 +113,11 @@ impl Norms<'_> {
         for (op, parameter) in [("mul", w), ("add", b)] {
             if self.copy.source.program.ty(parameter).tensor().is_some() {
                 let each = self.copy.op("expand", [self.copy.place[&parameter], sizes])?;
-                let each = self.cast(each, image.within)?;
+                let each = self.copy.cast(each, image.within)?;
                 y = self.copy.op(op, [y, each])?;
             }
         }
-        y = self.cast(y, image.dtype)?;
+        y = self.copy.cast(y, image.dtype)?;
         if turns {
             y = self.copy.permuted(y, &FIRST)?;
         }
@@ -130,7 +130,7 @@ impl Norms<'_> {
 
     /// Running statistics on their way to those of a batch.
     fn moved(&mut self, to: Id, share: f64, old: Id, momentum: f64, image: &Image) -> Result<Id> {
-        let old = self.cast(self.copy.place[&old], image.within)?;
+        let old = self.copy.cast(self.copy.place[&old], image.within)?;
         let [share, rest] = [self.number(share), self.number(1.0 - momentum)];
         let [to, old] = [self.copy.op("mul", [to, share])?, self.copy.op("mul", [old, rest])?];
         self.copy.op("add", [to, old])
@@ -145,11 +145,11 @@ impl Norms<'_> {
             return Ok(None);
         };
         let [g, x] = [g, x].map(|id| self.copy.place[&id]);
-        let [g, x] = [self.cast(g, image.within)?, self.cast(x, image.within)?];
+        let [g, x] = [self.copy.cast(g, image.within)?, self.copy.cast(x, image.within)?];
         let [mean, factor, w_at] = [mean, factor, w].map(|id| self.copy.place[&id]);
         let [mean, factor_at] = [self.each_channel(mean, &image)?, self.each_channel(factor, &image)?];
         let w_at = self.each_channel(w_at, &image)?;
-        let w_at = self.cast(w_at, image.within)?;
+        let w_at = self.copy.cast(w_at, image.within)?;
         let centered = self.copy.op("sub", [x, mean])?;
         let product = self.copy.op("mul", [g, centered])?;
         let (dims, keep) = (self.ints(&image.dims), self.copy.made.program.attr(Attr::Bool(true)));
@@ -166,7 +166,7 @@ impl Norms<'_> {
         let rest = self.copy.op("sub", [rest, tilt])?;
         let scale = self.copy.op("mul", [factor_at, w_at])?;
         let dx = self.copy.op("mul", [rest, scale])?;
-        let dx = self.cast(dx, image.dtype)?;
+        let dx = self.copy.cast(dx, image.dtype)?;
         let [sum, dot] = [self.flat(sum, &image)?, self.flat(dot, &image)?];
         let dw = self.copy.op("mul", [dot, factor])?;
         let to = self
@@ -176,7 +176,7 @@ impl Norms<'_> {
             .ty(w)
             .tensor()
             .map_or(image.within, |t| t.dtype);
-        Ok(Some(vec![dx, self.cast(dw, to)?, self.cast(sum, to)?]))
+        Ok(Some(vec![dx, self.copy.cast(dw, to)?, self.copy.cast(sum, to)?]))
     }
 
     /// What is known of the operand of a norm; none if it has one number in a channel, or sizes that are not known.
@@ -224,14 +224,6 @@ impl Norms<'_> {
 
     fn number(&mut self, value: f64) -> Id {
         self.copy.made.program.attr(Attr::float(value))
-    }
-
-    fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
-        if self.copy.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
-            return Ok(id);
-        }
-        let dtype = self.copy.made.program.attr(Attr::DType(dtype));
-        self.copy.op("cast", [id, dtype])
     }
 }
 

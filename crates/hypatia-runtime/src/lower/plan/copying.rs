@@ -5,6 +5,7 @@ use hypatia_core::attr::Attr;
 use hypatia_core::ir::node::{Node, Op};
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{op_id, table};
+use hypatia_core::ty::DType;
 use rustc_hash::FxHashMap;
 
 use super::inline::Inlined;
@@ -89,6 +90,15 @@ impl<'a> Copying<'a> {
     pub fn permuted(&mut self, id: Id, order: &[i64]) -> Result<Id> {
         let order = self.made.program.attr(Attr::ints(order));
         self.op("permute", [id, order])
+    }
+
+    /// A node in another type, if it is not of that already.
+    pub fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
+        if self.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
+            return Ok(id);
+        }
+        let dtype = self.made.program.attr(Attr::DType(dtype));
+        self.op("cast", [id, dtype])
     }
 
     pub fn op(&mut self, name: &str, operands: impl IntoIterator<Item = Id>) -> Result<Id> {

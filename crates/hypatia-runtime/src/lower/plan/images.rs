@@ -11,7 +11,7 @@ use hypatia_core::dim::Dim;
 use hypatia_core::ir::node::Op;
 use hypatia_core::ir::program::Program;
 use hypatia_core::ops::{op_id, table};
-use hypatia_core::ty::{DType, TensorType, Ty};
+use hypatia_core::ty::{TensorType, Ty};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::copying::Copying;
@@ -225,13 +225,13 @@ impl Turned<'_> {
         for (parameter, operand) in parameters.iter_mut().zip(&operands[1..5]) {
             if self.copy.source.program.ty(*operand).tensor().is_some() {
                 let expanded = self.copy.op("expand", [self.copy.place[operand], sizes])?;
-                *parameter = Some(self.cast(expanded, within)?);
+                *parameter = Some(self.copy.cast(expanded, within)?);
             }
         }
         let [weight, bias, Some(mean), Some(var)] = parameters else {
             return Err(no_plan("a norm without statistics"));
         };
-        let x = self.cast(x, within)?;
+        let x = self.copy.cast(x, within)?;
         let centered = self.copy.op("sub", [x, mean])?;
         let spread = self.copy.op("add", [var, self.copy.place[&operands[5]]])?;
         let mut factor = self.copy.op("rsqrt", [spread])?;
@@ -242,7 +242,7 @@ impl Turned<'_> {
         if let Some(bias) = bias {
             y = self.copy.op("add", [y, bias])?;
         }
-        self.cast(y, t.dtype)
+        self.copy.cast(y, t.dtype)
     }
 
     /// The operands of a norm with all channels in one group. On a CPU it is a norm of rows: torch's own kernel for images with
@@ -275,7 +275,7 @@ impl Turned<'_> {
             Attr::None,
         ]
         .map(|attr| program.attr(attr));
-        let wide = self.cast(x, within)?;
+        let wide = self.copy.cast(x, within)?;
         let flat = self.copy.op("reshape", [wide, rows])?;
         let eps = self.copy.place[&operands[4]];
         let normed = self.copy.op("layer_norm", [flat, row, none, none, eps])?;
@@ -283,19 +283,11 @@ impl Turned<'_> {
         for (op, operand) in [("mul", operands[2]), ("add", operands[3])] {
             if self.copy.source.program.ty(operand).tensor().is_some() {
                 let expanded = self.copy.op("expand", [self.copy.place[&operand], shape])?;
-                let expanded = self.cast(expanded, within)?;
+                let expanded = self.copy.cast(expanded, within)?;
                 y = self.copy.op(op, [y, expanded])?;
             }
         }
-        self.cast(y, t.dtype)
-    }
-
-    fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
-        if self.copy.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {
-            return Ok(id);
-        }
-        let dtype = self.copy.made.program.attr(Attr::DType(dtype));
-        self.copy.op("cast", [id, dtype])
+        self.copy.cast(y, t.dtype)
     }
 
     /// The image with channels last of which a node is the mean over all places, and whether those are kept as

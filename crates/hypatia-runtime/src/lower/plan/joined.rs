@@ -80,7 +80,7 @@ impl Lowering<'_> {
         let (whole, dtype) = self.shape(root)?;
         let mut shape = whole.clone();
         shape[dim] /= parts.len();
-        let mut made = vec![];
+        let (mut regions, mut inputs) = (vec![], vec![]);
         for (i, part) in parts.iter().enumerate() {
             let mut one = Making::over(&shape);
             if self.is_inside(*part) {
@@ -95,12 +95,12 @@ impl Lowering<'_> {
             let place = self.code(*part, &mut one)?;
             one.place.insert(join, place);
             let result = self.code(root, &mut one)?;
-            made.push((one, result));
+            regions.push(Region::new(&one.dtypes, one.code, &[result], Rounding::EveryOp)?);
+            inputs.extend(one.inputs);
         }
-        let (all, results) = Making::side_by_side(&shape, made);
-        let region = Region::new(&all.dtypes, all.code, &results, Rounding::EveryOp)?;
+        let region = Region::beside(&regions.iter().collect::<Vec<_>>())?;
         // As its operands lie, so that what follows finds what it would find in eager.
-        let widest = all.inputs.iter().find(|o| !o.strides.contains(&0));
+        let widest = inputs.iter().find(|o| !o.strides.contains(&0));
         let strides = widest.map(|o| o.strides_like(&whole));
         let y = self.laid(&whole, dtype, strides.as_deref())?;
         self.place.insert(root, y.clone());
@@ -110,7 +110,7 @@ impl Lowering<'_> {
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region,
             shape,
-            inputs: all.inputs,
+            inputs,
             reads: vec![],
             outputs: vec![y.value],
             slices,

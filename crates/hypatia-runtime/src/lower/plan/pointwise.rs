@@ -462,25 +462,6 @@ impl Making {
         self.reads.push(Read::Plain);
     }
 
-    /// Several regions over the same shape as one, and the places of their results.
-    pub(super) fn side_by_side(shape: &[usize], parts: Vec<(Making, usize)>) -> (Making, Vec<usize>) {
-        let mut all = Making::over(shape);
-        let total: usize = parts.iter().map(|(p, _)| p.inputs.len()).sum();
-        let mut results = vec![];
-        for (part, result) in parts {
-            let (before, own) = (all.inputs.len(), part.inputs.len());
-            let code = all.code.len();
-            let moved = |at: usize| if at < own { before + at } else { total + code + at - own };
-            results.push(moved(result));
-            let code = part.code.into_iter();
-            all.code
-                .extend(code.map(|i| Instruction::new(i.op, i.args.into_iter().map(moved))));
-            all.inputs.extend(part.inputs);
-            all.dtypes.extend(part.dtypes);
-        }
-        (all, results)
-    }
-
     /// Adds an instruction; its place.
     pub(super) fn push(&mut self, instruction: Instruction) -> usize {
         self.code.push(instruction);
