@@ -65,18 +65,21 @@ def changes_inputs(node: fx.Node) -> bool:
     return node.op == "call_function" and changes(node.target)
 
 
+def changed_by(node: fx.Node) -> list[fx.Node]:
+    """What a call changes in place, by its op's schema."""
+    if not changes_inputs(node):
+        return []
+    found: list[fx.Node] = []
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += [v for v in pytree.tree_leaves(value) if isinstance(v, fx.Node)]
+    return found
+
+
 def changed_inputs(gm: fx.GraphModule) -> list[fx.Node]:
     """Inputs that the graph changes in place."""
-    found: dict[fx.Node, None] = {}
-    for node in gm.graph.nodes:
-        if changes_inputs(node):
-            schema = node.target._schema.arguments
-            for i, argument in enumerate(schema):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-                    leaves = pytree.tree_leaves(value)
-                    found.update(dict.fromkeys(v for v in leaves if isinstance(v, fx.Node)))
-    return list(found)
+    return list(dict.fromkeys(changed for node in gm.graph.nodes for changed in changed_by(node)))
 
 
 _WRITES_OVER = ("index_copy", "index_put", "index_fill")

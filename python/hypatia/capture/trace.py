@@ -20,6 +20,7 @@ from .. import _torch
 from .._torch import PyTreeCodeGen, disable_current_modes, pytree
 from ..errors import UnsupportedError
 from ..timeline import CAPTURE, stage
+from . import repeated_writes
 from .constant_values import remember_numbers
 from .model_state import Reads, unchanged
 from .op_facts import changed_inputs, changes, is_composite, stays_whole
@@ -52,6 +53,7 @@ def captured(
             log.debug("torch.export is asked for the graph: %s", reason)
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
     if not _is_functional(program.graph):
+        _check_changes(program.graph)
         if torch.is_grad_enabled() and _is_changed_behind_autograd(program.graph_module):
             raise NotFunctionalError("a value that has gradients is changed by way of detach()")
         try:
@@ -96,6 +98,7 @@ def exported(model: nn.Module, args: tuple[object, ...], dynamic_shapes: object 
     """A differentiable model as a graph."""
     wanted: list[bool] = []
     program, reads = _exported(model, args, dynamic_shapes=dynamic_shapes, wanted=wanted)
+    _check_changes(program.graph)
     gm = program.module(check_guards=False)
     spec = out_spec(gm)
     gm.graph.set_codegen(fx.graph.CodeGen())
@@ -127,6 +130,12 @@ def _exported(
         )
     remember_numbers(program)
     return program, reads
+
+
+def _check_changes(graph: fx.Graph) -> None:
+    """Refuses changes in place that torch would make functional wrongly."""
+    if (found := repeated_writes.written(graph)) is not None:
+        raise NotFunctionalError(f"{found.name} changes a tensor that expand() repeated")
 
 
 @contextlib.contextmanager

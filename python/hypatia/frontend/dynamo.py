@@ -20,6 +20,7 @@ from ..capture import (
     channels_last,
     constant_masks,
     joint_graph,
+    repeated_writes,
     source_names,
     tangents,
     whole_attention,
@@ -63,6 +64,9 @@ def hypatia(
     parsed = Options.parse(options, mode)
     if name:
         log.info("compiling %s", name)
+    if (written := repeated_writes.written(gm.graph)) is not None:
+        log.info("the graph runs as it is: %s changes a tensor that expand() repeated", written.name)
+        return gm.forward
     eager = as_captured(gm, example_inputs) if passes is None else None
     noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
