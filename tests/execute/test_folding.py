@@ -42,3 +42,24 @@ def getattr_path(root: nn.Module, path: str) -> torch.Tensor:
     for part in path.split("."):
         root = getattr(root, part)
     return root
+
+
+class Tokens(nn.Module):
+    """A layer over tokens and a batch norm of all of them, as LeViT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return self.norm(y.flatten(0, 1)).reshape_as(y)
+
+
+def test_a_batch_norm_of_tokens_is_folded() -> None:
+    torch.manual_seed(0)
+    model, x = Tokens().eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        graph = hypatia.optimize(model, x)
+        torch.testing.assert_close(graph(x), model(x))
+    assert "batch_norm" not in str(graph.graph)

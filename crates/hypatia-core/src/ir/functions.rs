@@ -307,6 +307,14 @@ pub const FUNCTIONS: &[(&str, Function)] = &[
     ("drop_first", |a| {
         shape(attr(a, 0)?.as_ints()?.get(1..)?.iter().cloned())
     }),
+    ("rows", |a| {
+        // Two sizes of what a linear with weight `w` makes: of `x`, which it is made of, the same number of rows.
+        let (sizes, w, x) = (attr(a, 0)?.as_ints()?, tensor(a, 1)?, tensor(a, 2)?);
+        match (sizes, &w.shape[..]) {
+            ([rows, n], [columns, _]) if n == columns && !n.is(0) => shape([rows.clone(), x.shape.last()?.clone()]),
+            _ => None,
+        }
+    }),
     ("last_two", |a| {
         let x = tensor(a, 0)?;
         shape(x.shape[x.rank().checked_sub(2)?..].iter().cloned())

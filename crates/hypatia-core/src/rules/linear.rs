@@ -106,6 +106,8 @@ fn scales() -> Vec<Rule> {
 /// computed in fp32 and rounded once.
 fn norms() -> Vec<Rule> {
     laws! {
+        "batch-norm-of-rows": Algebra Exact, "(batch_norm (reshape (linear ?w ?b ?x) ?s) ?g ?h ?m ?v ?e)"
+            => "(batch_norm (linear ?w ?b (reshape ?x ($rows ?s ?w ?x))) ?g ?h ?m ?v ?e)";
         "linear-batch-norm": Algebra Reassoc, "(batch_norm (linear ?w none ?x) ?g ?h ?m ?v ?e)"
             => "(linear (cast (mul (cast ?w ($wide ?w)) (reshape (mul (cast ?g ($wide ?w)) \
                               (rsqrt (add (cast ?v ($wide ?w)) ?e))) ($along ?g ?w 0))) ($dtype ?w)) \

@@ -1,14 +1,19 @@
 //! Kernels that reduce rows: sums, as the gradient of a bias is, means, norms, and the moments of batch norms.
 //!
-//! A block takes a chunk of rows of some columns; a second kernel puts the chunks together. A thread takes moments
+//! A block takes a chunk of rows of some columns; a second kernel puts the chunks together. What lies side by side is
+//! read by threads side by side, whether that are columns or the elements of one. A thread takes moments
 //! about the first number that it sees, of few numbers at a time, and those of several threads are put together by
 //! their means: so nothing cancels, however far the numbers are from zero.
+
+mod made;
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
 use hypatia_runtime::step::ColumnKind;
 
-use super::body::{body, computed, describe, inputs_used, kept, kernel_name};
+use made::Made;
+
+use super::body::{body, computed, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
 use super::space::{Space, pack_width};
 use super::{Operand, expect, indent, parameters};
@@ -23,8 +28,6 @@ const ROWS: usize = 64;
 /// Fewer rows are not shared out among blocks, and so many blocks keep a GPU busy.
 const FEWEST: usize = 8;
 const BLOCKS: usize = 264;
-/// Threads that put the chunks of a column together, at most.
-const FINISHING: usize = 32;
 /// Numbers that are kept for a column, at most: shared memory has to hold them for all threads.
 const NUMBERS: usize = 4;
 
@@ -67,55 +70,174 @@ pub fn columns(
     let operands: Vec<&Operand> = inputs.iter().collect();
     let part = |range: std::ops::Range<usize>| operands.iter().map(|o| o.strides[range.clone()].to_vec()).collect();
     let (above, along): (Vec<_>, Vec<_>) = (part(0..rows), part(rows..shape.len()));
-    let row_space = Space::new(&shape[..rows], &above);
-    let column_space = Space::new(&shape[rows..], &along);
-    let width = pack_width(Some(&row_space), &column_space, &operands);
-    let (count, columns) = (row_space.len(), column_space.len());
-    // Few columns leave room for more rows at a time.
-    let lanes = columns.div_ceil(width).next_power_of_two().min(LANES);
-    let parts = THREADS / lanes;
-    let wide = columns.div_ceil(lanes * width);
-    let (mut chunk, least) = (ROWS * parts, FEWEST * parts);
-    while count > chunk && chunk > least && wide * count.div_ceil(chunk) < BLOCKS {
-        chunk /= 2;
-    }
-    let chunks = count.div_ceil(chunk);
-    let number = computed(sum_type);
-    let made = Made { kinds, number, count };
-    let slot = |i: usize| Slot {
-        local: format!("x{i}_at"),
-        pointer: format!("x{i}_row"),
-        dtype: operands[i].dtype,
-        stride: column_space.inner_stride(i),
-        offset: column_space.offset(i, "c"),
+    let along_rows = lies_along(shape, rows, inputs);
+    let sums = Sums {
+        made: Made {
+            kinds,
+            number: computed(sum_type),
+            count: shape[..rows].iter().product(),
+        },
+        region,
+        // Rows may be taken in any order.
+        rows: match along_rows {
+            Some(most) => Space::ordered_by(&shape[..rows], &above, most),
+            None => Space::new(&shape[..rows], &above),
+        },
+        columns: Space::new(&shape[rows..], &along),
+        operands,
+        out,
+        numbers,
     };
-    let used = inputs_used(region);
-    let taken: Vec<usize> = (0..inputs.len()).filter(|i| used[*i]).collect();
-    let pointers: String = taken
+    let chunks = match along_rows {
+        Some(_) => sums.across(),
+        None => sums.down(),
+    };
+    let (count, columns) = (sums.rows.len(), sums.columns.len());
+    let name = kernel_name("columns", &[Some(region)]);
+    let comment: Vec<String> = describe(region, |i| format!("x{i}"))
         .iter()
-        .map(|i| format!("const auto* x{i}_row = x{i} + {};\n", row_space.offset(*i, "row")))
+        .zip(kinds)
+        .map(|(expression, kind)| format!("{kind:?} of {expression} over {} rows each", chunks.rows))
         .collect();
-    let region_body = body(region, "v", |i| slot(i).element());
-    let element = format!("{}{}", region_body.statements, made.takes(&region_body.outputs));
-    let slots: Vec<Slot> = taken.iter().map(|i| slot(*i)).collect();
-    let row = [
-        row_space.coordinates("row", taken.iter().copied()),
-        pointers,
-        all(&slots, |s| s.read(width)),
-        each(width, &element),
-    ];
-    let found = |n: usize| format!("shared[{n}][0][i]");
-    let written = match chunks {
-        1 => made.results(out, "column", found),
-        _ => (0..numbers)
-            .map(|n| {
-                let place = format!("({}ll + blockIdx.y) * {columns} + column", n * chunks);
-                format!("y0[{place}] = {};\n", found(n))
-            })
-            .collect(),
+    let first_types = if chunks.count == 1 {
+        out
+    } else {
+        std::slice::from_ref(&sum_type)
     };
-    let text = format!(
-        "const int lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};
+    let shell = Shell {
+        name: &name,
+        comment: &comment,
+        parameters: parameters(region.inputs(), first_types, &["rows"]),
+        threads: THREADS as u32,
+        body: chunks.text,
+    };
+    let (Ok(wide), Ok(tall)) = (u32::try_from(chunks.blocks), u16::try_from(chunks.count)) else {
+        return refuse("there are too many rows or columns");
+    };
+    let first = Kernel {
+        source: shell.source(),
+        name,
+        blocks: [wide, u32::from(tall), 1],
+        threads: THREADS as u32,
+        alignments: (inputs.iter().map(|o| o.alignment))
+            .chain(first_types.iter().map(|d| d.size()))
+            .collect(),
+        numbers: vec![count as u64],
+    };
+    let several = chunks.count > 1;
+    let finish = several.then(|| sums.made.finish(sum_type, out, [columns, chunks.count, chunks.rows]));
+    Ok(Columns {
+        chunks: first,
+        partial_bytes: if several {
+            numbers * chunks.count * columns * sum_type.size()
+        } else {
+            0
+        },
+        finish: finish.transpose()?,
+    })
+}
+
+/// The operand that repeats the fewest of its elements, if those of a column lie side by side in it.
+fn lies_along(shape: &[usize], rows: usize, inputs: &[Operand]) -> Option<usize> {
+    let read = |o: &Operand| -> usize {
+        let dims = (0..shape.len()).filter(|d| o.strides[*d] != 0);
+        dims.map(|d| shape[d]).product()
+    };
+    let most = (0..inputs.len()).rev().max_by_key(|i| read(&inputs[*i]))?;
+    let strides = &inputs[most].strides;
+    let innermost = (0..shape.len())
+        .filter(|d| shape[*d] > 1 && strides[*d] != 0)
+        .min_by_key(|d| strides[*d].unsigned_abs())?;
+    (innermost < rows).then_some(most)
+}
+
+/// The body of a kernel, and how the work is shared out.
+struct Chunks {
+    text: String,
+    /// Blocks for all columns.
+    blocks: usize,
+    /// Rows of a chunk, and how many chunks there are.
+    rows: usize,
+    count: usize,
+}
+
+/// What the kernels are made of.
+struct Sums<'a> {
+    made: Made<'a>,
+    region: &'a Region,
+    rows: Space,
+    columns: Space,
+    operands: Vec<&'a Operand>,
+    out: &'a [DType],
+    /// How many are kept for a column.
+    numbers: usize,
+}
+
+impl Sums<'_> {
+    /// The operands that are read.
+    fn taken(&self) -> impl Iterator<Item = usize> {
+        let used = inputs_used(self.region);
+        (0..self.operands.len()).filter(move |i| used[*i])
+    }
+
+    /// Pointers `x0_from`, … to where operands have the first element at the position `index` of a space.
+    fn pointers(&self, space: &Space, index: &str) -> String {
+        let pointer = |i: usize| format!("const auto* x{i}_from = x{i} + {};\n", space.offset(i, index));
+        space.coordinates(index, self.taken()) + &self.taken().map(pointer).collect::<String>()
+    }
+
+    /// Reads packs of elements at the position `index` of a space, and takes them; they begin where `begins` says.
+    fn packs(&self, space: &Space, index: &str, width: usize, begins: &str) -> String {
+        let slot = |i: usize| Slot {
+            local: format!("x{i}_at"),
+            pointer: format!("x{i}_from"),
+            dtype: self.operands[i].dtype,
+            stride: space.inner_stride(i),
+            offset: space.offset(i, index),
+        };
+        let slots: Vec<Slot> = self.taken().map(slot).collect();
+        let computed = body(self.region, "v", |i| slot(i).element());
+        let element = format!("{}{}", computed.statements, self.made.takes(&computed.outputs, begins));
+        all(&slots, |s| s.read(width)) + &each(width, &element)
+    }
+
+    /// Shares rows out: halves chunks until there are enough blocks, or few rows for each thread of a block.
+    fn chunk(&self, at_once: usize, blocks: usize) -> usize {
+        let count = self.rows.len();
+        let mut chunk = ROWS * at_once;
+        while count > chunk && chunk > FEWEST * at_once && blocks * count.div_ceil(chunk) < BLOCKS {
+            chunk /= 2;
+        }
+        chunk
+    }
+
+    /// Writes what a block found of a column: the results, or what is known of a chunk.
+    fn written(&self, chunks: usize, found: impl Fn(usize) -> String) -> String {
+        if chunks == 1 {
+            return self.made.results(self.out, "column", found);
+        }
+        let columns = self.columns.len();
+        let write = |n: usize| {
+            let place = format!("({}ll + blockIdx.y) * {columns} + column", n * chunks);
+            format!("y0[{place}] = {};\n", found(n))
+        };
+        (0..self.numbers).map(write).collect()
+    }
+
+    /// Threads side by side take columns side by side.
+    fn down(&self) -> Chunks {
+        let Sums { made, numbers, .. } = self;
+        let width = pack_width(Some(&self.rows), &self.columns, &self.operands);
+        let (number, columns) = (made.number, self.columns.len());
+        // Few columns leave room for more rows at a time.
+        let lanes = columns.div_ceil(width).next_power_of_two().min(LANES);
+        let parts = THREADS / lanes;
+        let blocks = columns.div_ceil(lanes * width);
+        let chunk = self.chunk(parts, blocks);
+        let count = self.rows.len().div_ceil(chunk);
+        let row = self.pointers(&self.rows, "row") + &self.packs(&self.columns, "c", width, "row == first + part");
+        let text = format!(
+            "const int lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};
 const i64 c = (blockIdx.x * (i64){lanes} + lane) * {width};
 const i64 first = blockIdx.y * (i64){chunk}, end = first + {chunk} < rows ? first + {chunk} : rows;
 {}if (c < {columns}) {{
@@ -145,221 +267,103 @@ for (int i = threadIdx.x; i < {}; i += {THREADS}) {{
     if (column >= {columns}) continue;
 {}}}
 ",
-        made.starts(width),
-        indent(&column_space.coordinates("c", taken.iter().copied()), 1),
-        indent(&row.concat(), 2),
-        lanes * width,
-        // Lanes side by side, so that each has a bank of its own.
-        indent(&made.shares(&format!("[part][j * {lanes} + lane]")), 1),
-        lanes * width,
-        indent(
-            &made.joins("shared", "[part][i]", |n| format!("shared[{n}][other][i]")),
-            3
-        ),
-        lanes * width,
-        lanes * width,
-        indent(&written, 1),
-    );
-    let name = kernel_name("columns", &[Some(region)]);
-    let comment: Vec<String> = describe(region, |i| format!("x{i}"))
-        .iter()
-        .zip(kinds)
-        .map(|(expression, kind)| format!("{kind:?} of {expression} over {chunk} rows each"))
-        .collect();
-    let first_types = if chunks == 1 {
-        out
-    } else {
-        std::slice::from_ref(&sum_type)
-    };
-    let shell = Shell {
-        name: &name,
-        comment: &comment,
-        parameters: parameters(region.inputs(), first_types, &["rows"]),
-        threads: THREADS as u32,
-        body: text,
-    };
-    let (Ok(wide), Ok(tall)) = (u32::try_from(wide), u16::try_from(chunks)) else {
-        return refuse("there are too many rows or columns");
-    };
-    let first = Kernel {
-        source: shell.source(),
-        name,
-        blocks: [wide, u32::from(tall), 1],
-        threads: THREADS as u32,
-        alignments: (inputs.iter().map(|o| o.alignment))
-            .chain(first_types.iter().map(|d| d.size()))
-            .collect(),
-        numbers: vec![count as u64],
-    };
-    let finish = (chunks > 1).then(|| made.finish(sum_type, out, [columns, chunks, chunk]));
-    Ok(Columns {
-        chunks: first,
-        partial_bytes: if finish.is_some() {
-            numbers * chunks * columns * sum_type.size()
-        } else {
-            0
-        },
-        finish: finish.transpose()?,
-    })
-}
-
-/// What is made of columns of so many rows.
-struct Made<'a> {
-    kinds: &'a [ColumnKind],
-    /// The type of sums.
-    number: &'static str,
-    count: usize,
-}
-
-impl Made<'_> {
-    /// A statement for each kind, which is told its place and that of its first number.
-    fn each(&self, statement: impl Fn(usize, usize, ColumnKind) -> String) -> String {
-        let mut at = 0;
-        let mut found = String::new();
-        for (k, kind) in self.kinds.iter().enumerate() {
-            found += &statement(k, at, *kind);
-            at += kind.results();
-        }
-        found
-    }
-
-    /// What a thread starts with.
-    fn starts(&self, width: usize) -> String {
-        let number = self.number;
-        self.each(|k, _, kind| match kind {
-            ColumnKind::Moments { .. } => {
-                format!("{number} from{k}[{width}] = {{}}, sum{k}[{width}] = {{}}, square{k}[{width}] = {{}};\n")
-            }
-            _ => format!("{number} sum{k}[{width}] = {{}};\n"),
-        })
-    }
-
-    /// Takes values of column `j`.
-    fn takes(&self, values: &[String]) -> String {
-        let number = self.number;
-        self.each(|k, _, kind| {
-            let value = &values[k];
-            match kind {
-                ColumnKind::Moments { .. } => format!(
-                    "if (row == first + part) from{k}[j] = {value};
-const {number} far{k} = {value} - from{k}[j];
-sum{k}[j] += far{k};
-square{k}[j] += far{k} * far{k};
-"
+            made.starts(width),
+            indent(&self.columns.coordinates("c", self.taken()), 1),
+            indent(&row, 2),
+            lanes * width,
+            // Lanes side by side, so that each has a bank of its own.
+            indent(&made.shares(|n| format!("shared[{n}][part][j * {lanes} + lane]")), 1),
+            lanes * width,
+            indent(
+                &made.joins(
+                    |n| format!("shared[{n}][part][i]"),
+                    |n| format!("shared[{n}][other][i]")
                 ),
-                _ => format!("sum{k}[j] += {value};\n"),
-            }
-        })
-    }
-
-    /// Puts what a thread found of column `j`, of `mine` rows, into shared memory.
-    fn shares(&self, place: &str) -> String {
-        let number = self.number;
-        self.each(|k, at, kind| match kind {
-            ColumnKind::Moments { .. } => format!(
-                "{{
-    const {number} mean = mine > 0 ? sum{k}[j] / ({number})mine : 0, spread = square{k}[j] - sum{k}[j] * mean;
-    shared[{at}]{place} = from{k}[j] + mean;
-    shared[{}]{place} = spread < 0 ? ({number})0 : spread;
-}}
-",
-                at + 1
+                3
             ),
-            _ => format!("shared[{at}]{place} = sum{k}[j];\n"),
-        })
+            lanes * width,
+            lanes * width,
+            indent(&self.written(count, |n| format!("shared[{n}][0][i]")), 1),
+        );
+        Chunks {
+            text,
+            blocks,
+            rows: chunk,
+            count,
+        }
     }
 
-    /// Puts what is known of `more` rows, which are this `share` then, to what is known of `mine`.
-    fn joins(&self, name: &str, place: &str, more: impl Fn(usize) -> String) -> String {
-        let number = self.number;
-        self.each(|_, at, kind| match kind {
-            ColumnKind::Moments { .. } => format!(
-                "merge({name}[{at}]{place}, {name}[{}]{place}, {}, {}, share, ({number})mine);\n",
-                at + 1,
-                more(at),
-                more(at + 1)
-            ),
-            _ => format!("{name}[{at}]{place} += {};\n", more(at)),
-        })
-    }
-
-    /// Writes the results, of these numbers.
-    fn results(&self, out: &[DType], place: &str, found: impl Fn(usize) -> String) -> String {
-        let (number, count) = (self.number, self.count);
-        self.each(|_, at, kind| {
-            let write = |n: usize, value: String| format!("y{n}[{place}] = {};\n", kept(out[n], &value));
-            match kind {
-                ColumnKind::Sum => write(at, found(at)),
-                ColumnKind::Mean => write(at, format!("({number})({} * ({number})(1.0 / {count}.0))", found(at))),
-                ColumnKind::Norm => write(at, format!("({number})sqrt({})", found(at))),
-                ColumnKind::Moments { correction } => {
-                    let rest = count.saturating_sub(correction as usize);
-                    write(at, found(at)) + &write(at + 1, format!("{} / ({number}){rest}.0", found(at + 1)))
-                }
-            }
-        })
-    }
-
-    /// Puts the chunks together, some threads for each column.
-    fn finish(&self, sum_type: DType, out: &[DType], [columns, chunks, chunk]: [usize; 3]) -> Result<Kernel> {
-        let name = "columns_finish".to_owned();
-        let number = self.number;
-        let numbers = out.len();
-        let parts = chunks.next_power_of_two().min(FINISHING);
+    /// Threads side by side take the elements of a column, which lie side by side.
+    fn across(&self) -> Chunks {
+        let Sums { made, numbers, .. } = self;
+        let width = pack_width(Some(&self.columns), &self.rows, &self.operands);
+        let (number, columns) = (made.number, self.columns.len());
+        // Short columns leave room for more of them.
+        let lanes = (self.rows.len() / width).next_power_of_two().min(THREADS);
+        let parts = THREADS / lanes;
+        let blocks = columns.div_ceil(parts);
+        let chunk = self.chunk(lanes * width, blocks);
+        let count = self.rows.len().div_ceil(chunk);
+        let row = self.rows.coordinates("row", self.taken()) + &self.packs(&self.rows, "row", width, "packs == 0");
         let text = format!(
-            "const int lane = threadIdx.x % {LANES}, part = threadIdx.x / {LANES};
-const i64 own = blockIdx.x * (i64){LANES} + lane, c = own < columns ? own : columns - 1;
-{number} known[{numbers}] = {{}};
-i64 mine = 0;
-#pragma unroll 4
-for (i64 at = part; at < chunks; at += {parts}) {{
-    const i64 more = (at + 1) * {chunk} < rows ? {chunk} : rows - at * {chunk};
-    const {number} share = ({number})more / ({number})(mine + more);
-{}    mine += more;
+            "const int lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};
+const i64 own = blockIdx.x * (i64){parts} + part, c = own < {columns} ? own : {columns} - 1;
+const i64 first = blockIdx.y * (i64){chunk}, end = first + {chunk} < rows ? first + {chunk} : rows;
+int packs = 0;
+{}{}#pragma unroll 4
+for (i64 row = first + lane * {width}; row < end; row += {}) {{
+{}    packs++;
 }}
-__shared__ {number} shared[{numbers}][{parts}][{LANES}];
-__shared__ i64 counts[{parts}];
-counts[part] = mine;
-for (int n = 0; n < {numbers}; n++) shared[n][part][lane] = known[n];
-for (int half = {parts} / 2; half > 0; half /= 2) {{
+{number} apart[{numbers}][{width}];
+{{
+    const int mine = packs;
+#pragma unroll
+    for (int j = 0; j < {width}; j++) {{
+{}    }}
+}}
+#pragma unroll
+for (int j = 1; j < {width}; j++) {{
+    const {number} mine = ({number})(j * packs), share = packs > 0 ? ({number})(1.0 / (j + 1)) : 0;
+{}}}
+__shared__ {number} shared[{numbers}][{THREADS}];
+__shared__ int counts[{THREADS}];
+int mine = packs * {width};
+counts[threadIdx.x] = mine;
+for (int n = 0; n < {numbers}; n++) shared[n][threadIdx.x] = apart[n][0];
+for (int half = {lanes} / 2; half > 0; half /= 2) {{
     __syncthreads();
-    if (part < half) {{
-        const int other = part + half;
-        const i64 more = counts[other];
+    if (lane < half) {{
+        const int other = threadIdx.x + half, more = counts[other];
         const {number} share = more > 0 ? ({number})more / ({number})(mine + more) : 0;
-{}        counts[part] = mine += more;
+{}        counts[threadIdx.x] = mine += more;
     }}
 }}
-if (part > 0 || own >= columns) return;
+if (lane > 0 || own >= {columns}) return;
+const i64 column = own;
 {}",
+            made.starts(width),
+            self.pointers(&self.columns, "c"),
+            lanes * width,
+            indent(&row, 1),
+            indent(&made.shares(|n| format!("apart[{n}][j]")), 2),
             indent(
-                &self.joins("known", "", |n| format!("x0[({n} * chunks + at) * columns + c]")),
+                &made.joins(|n| format!("apart[{n}][0]"), |n| format!("apart[{n}][j]")),
                 1
             ),
             indent(
-                &self.joins("shared", "[part][lane]", |n| format!("shared[{n}][other][lane]")),
+                &made.joins(
+                    |n| format!("shared[{n}][threadIdx.x]"),
+                    |n| format!("shared[{n}][other]")
+                ),
                 2
             ),
-            self.results(out, "c", |n| format!("shared[{n}][0][lane]")),
+            self.written(count, |n| format!("shared[{n}][threadIdx.x]")),
         );
-        let threads = (LANES * parts) as u32;
-        let shell = Shell {
-            name: &name,
-            comment: &["what is known of the chunks of columns, put together".into()],
-            parameters: parameters(&[sum_type], out, &["columns", "chunks", "rows"]),
-            threads,
-            body: text,
-        };
-        Ok(Kernel {
-            source: shell.source(),
-            name,
-            blocks: super::space::blocks(columns, LANES)?,
-            threads,
-            alignments: std::iter::once(sum_type)
-                .chain(out.iter().copied())
-                .map(DType::size)
-                .collect(),
-            numbers: vec![columns as u64, chunks as u64, self.count as u64],
-        })
+        Chunks {
+            text,
+            blocks,
+            rows: chunk,
+            count,
+        }
     }
 }

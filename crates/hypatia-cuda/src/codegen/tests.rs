@@ -403,6 +403,20 @@ fn samples() -> Vec<Kernel> {
         let made = columns(kinds, &widened, &shape, 1, from_ref(&dense), out).unwrap();
         kernels.extend([made.chunks].into_iter().chain(made.finish));
     }
+    // Elements of a column that lie side by side, and with gaps.
+    for (shape, rows, strides) in [
+        (vec![12_544, 16], 1, vec![1, 12_544]),
+        (vec![7, 5, 3], 2, vec![1, 7, 35]),
+        (vec![784, 8, 16, 4], 2, vec![32, 1, 25_088, 8]),
+    ] {
+        let x = Operand {
+            strides,
+            ..Operand::dense(DType::BF16, &shape)
+        };
+        let made = columns(&[moments], &widened, &shape, rows, &[x], &[DType::F32, DType::F32]).unwrap();
+        assert!(made.chunks.source.contains("packs"), "{shape:?}");
+        kernels.extend([made.chunks].into_iter().chain(made.finish));
+    }
     let few = [Operand::dense(DType::BF16, &[49, 24])];
     let means = columns(&[ColumnKind::Mean], &widened, &[49, 24], 1, &few, &[DType::BF16]).unwrap();
     assert_eq!(means.finish, None);

@@ -42,6 +42,23 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (sum (exp x:[4,5,6]) [-3,-2] false) (softmax x -1))",
         |s| matches!(s, Task::Columns(c) if c.rows == 2),
     ),
+    // Elements of columns that lie side by side, and several numbers of each.
+    (
+        "(tuple (var (exp x:[4,5,6]) [-1] 1.0 false) (vector_norm x [-2,-1] 2.0 true))",
+        |s| matches!(s, Task::Columns(c) if matches!(c.kinds[..], [ColumnKind::Moments { .. }])),
+    ),
+    // Norms of groups of channels, and of whole images.
+    (
+        "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (relu (group_norm y 3 g:bf16[6] b:bf16[6] 1e-5)) (exp (group_norm y 1 none none 1e-5)))",
+        |s| matches!(s, Task::Columns(c) if matches!(c.kinds[..], [ColumnKind::Moments { .. }])),
+    ),
+    // Two groups of channels that are added: no reduction.
+    (
+        "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))
+(tuple (relu (sum (mul (reshape y [2,2,3,6,5]) (sigmoid (reshape p:bf16[2,6] [2,2,3,1,1]))) [-4] false)))",
+        |s| matches!(s, Task::Region(r) if r.shape == [2, 6, 5, 3]),
+    ),
     // Gradients of weight and bias: the product gives both.
     (
         "(let g (reshape g:[2,8,24] [16,24]))

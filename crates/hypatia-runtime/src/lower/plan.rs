@@ -41,7 +41,7 @@ use hypatia_core::ty::{DType, Device, TensorType, Ty};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
-use crate::device::{Abilities, Convolutions, Registered, find};
+use crate::device::{Abilities, Registered, find};
 use crate::error::{Error, Result};
 use crate::step::{Operand, Plan, Value, ValueId};
 pub use calls::{CallOperand, TorchCall};
@@ -140,7 +140,7 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
         false => inlined,
     };
     let inlined = match &abilities.channels_last {
-        Some(how) if how.by == Convolutions::Onednn && !wish.saved => pairs::added(inlined)?,
+        Some(_) if !wish.saved => pairs::added(inlined)?,
         _ => inlined,
     };
     let inlined = match &abilities.channels_last {
@@ -482,10 +482,10 @@ impl<'a> Lowering<'a> {
             // The parts are views, made where they are taken.
             (_, "split" | "unbind") => Ok(()),
             _ if self.pointwise[usize::from(id)] => self.region(id),
-            _ if self.reductions.contains(&id) && self.column_step(id).is_some() => self.columns(id),
+            _ if self.reductions.contains(&id) && !self.is_of_rows(id) => self.columns(id),
             _ if self.row_op(id).is_some() => self.rows(id),
             _ if self.batch(id).is_some() => self.batch_step(id),
-            _ if self.reductions.contains(&id) => self.reduced_by_torch(id),
+            _ if self.reductions.contains(&id) => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),
             _ if self.depthwise(id).is_some() => self.depthwise_step(id),
             _ if self.is_read(id) => self.read_step(id),

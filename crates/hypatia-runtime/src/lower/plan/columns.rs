@@ -1,6 +1,5 @@
-//! Sums, means, norms and moments over dimensions that are not the innermost in memory, such as those of images with
-//! channels last. Pointwise ops before them are computed while they are summed, and several reductions of the same
-//! numbers are one step.
+//! Sums, means, norms and moments over some dimensions, such as the places of images with channels last. Pointwise ops
+//! before them are computed while they are summed, and several reductions of the same numbers are one step.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -60,22 +59,20 @@ impl Lowering<'_> {
         Some(Reduction { kind, order, rows })
     }
 
-    /// The same, if these are columns: what is innermost in memory is not reduced.
-    pub(super) fn column_step(&self, id: Id) -> Option<Reduction> {
-        let reduction = self.reduction(id)?;
+    /// Whether what a node reduces is innermost in memory.
+    pub(super) fn is_of_rows(&self, id: Id) -> bool {
         let x = self.program.node(id).children[0];
-        let (shape, _) = self.shape(x).ok()?;
-        let innermost = |strides: &[isize]| {
-            (0..shape.len())
-                .filter(|d| shape[*d] > 1 && strides[*d] > 0)
-                .min_by_key(|d| strides[*d])
+        let (Some(reduction), Ok((shape, _))) = (self.reduction(id), self.shape(x)) else {
+            return false;
         };
         let strides = match self.place.get(&x) {
             Some(operand) => operand.strides.clone(),
             None => self.lies_as(x).unwrap_or_else(|| dense_strides(&shape)),
         };
-        let is_row = innermost(&strides).is_some_and(|d| reduction.order[..reduction.rows].contains(&d));
-        (!is_row).then_some(reduction)
+        let innermost = (0..shape.len())
+            .filter(|d| shape[*d] > 1 && strides[*d] > 0)
+            .min_by_key(|d| strides[*d]);
+        innermost.is_some_and(|d| reduction.order[..reduction.rows].contains(&d))
     }
 
     /// How the elements lie that a pointwise node is computed of: the strides of the first leaf of its shape.
@@ -134,10 +131,8 @@ impl Lowering<'_> {
             }
             let mut its = vec![];
             self.made_of(of, &mut its);
-            let Some(reduction) = self
-                .column_step(other)
-                .filter(|_| its.iter().any(|v| values.contains(v)))
-            else {
+            let shared = its.iter().any(|v| values.contains(v)) && self.is_of_rows(other) == self.is_of_rows(id);
+            let Some(reduction) = self.reduction(other).filter(|_| shared) else {
                 continue;
             };
             numbers += reduction.kind.results();
@@ -154,7 +149,7 @@ impl Lowering<'_> {
         if self.place.contains_key(&id) {
             return Ok(());
         }
-        let first = self.column_step(id).ok_or_else(|| no_plan("sums of another kind"))?;
+        let first = self.reduction(id).ok_or_else(|| no_plan("sums of another kind"))?;
         let group = self.reduced_together(id, &first);
         let (shape, dtype) = self.shape(self.program.node(id).children[0])?;
         let mut made = Making::over(&shape);
@@ -211,15 +206,6 @@ impl Lowering<'_> {
             outputs,
         })));
         Ok(())
-    }
-
-    /// A reduction of rows that torch makes: what it reads is written before.
-    pub(super) fn reduced_by_torch(&mut self, id: Id) -> Result<()> {
-        let x = self.program.node(id).children[0];
-        if self.inside[usize::from(x)] && !self.place.contains_key(&x) {
-            self.region(x)?;
-        }
-        self.torch(id)
     }
 
     /// The place of what is summed, in the type that sums are made in.

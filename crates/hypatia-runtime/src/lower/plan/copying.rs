@@ -92,6 +92,11 @@ impl<'a> Copying<'a> {
         self.op("permute", [id, order])
     }
 
+    pub fn reshaped(&mut self, id: Id, sizes: &[i64]) -> Result<Id> {
+        let sizes = self.made.program.attr(Attr::ints(sizes));
+        self.op("reshape", [id, sizes])
+    }
+
     /// A node in another type, if it is not of that already.
     pub fn cast(&mut self, id: Id, dtype: DType) -> Result<Id> {
         if self.made.program.ty(id).tensor().is_some_and(|t| t.dtype == dtype) {

@@ -5,6 +5,8 @@
 //! says so (on a GPU not in fp32: torch lets convolutions take TF32, and products not); the bias of another one is added
 //! after it, in the region of what follows, if the library does not add it. Batch norms are pointwise ops there.
 
+mod groups;
+
 use egg::Id;
 use hypatia_core::attr::Attr;
 use hypatia_core::dim::Dim;
@@ -112,8 +114,8 @@ impl Turned<'_> {
         if let Some(operands) = self.batch_norm(id) {
             return self.normed(&operands).map(Some);
         }
-        if let Some(operands) = self.norm_of_whole_images(id) {
-            return self.normed_as_rows(&operands).map(Some);
+        if let Some(operands) = self.norm_of_groups(id) {
+            return self.normed_by_groups(&operands).map(Some);
         }
         if let Some((x, true)) = self.whole_mean(id) {
             return self.mean(x, true).map(Some);
@@ -241,51 +243,6 @@ impl Turned<'_> {
         let mut y = self.copy.op("mul", [centered, factor])?;
         if let Some(bias) = bias {
             y = self.copy.op("add", [y, bias])?;
-        }
-        self.copy.cast(y, t.dtype)
-    }
-
-    /// The operands of a norm with all channels in one group. On a CPU it is a norm of rows: torch's own kernel for images with
-    /// channels last subtracts the square of the mean from the mean of squares, and so loses digits that eager has.
-    fn norm_of_whole_images(&self, id: Id) -> Option<Vec<Id>> {
-        let source = &self.copy.source.program;
-        let norm = self.call_of(id);
-        if self.how.by != Convolutions::Onednn || !matches!(self.copy.name(norm), "group_norm" | "native_group_norm") {
-            return None;
-        }
-        let known = image(source.ty(id))?.shape.iter().all(|d| d.known().is_some());
-        let operands = source.node(norm).children.to_vec();
-        let whole = known && self.copy.int(operands[1]) == Some(1) && self.last.contains_key(&operands[0]);
-        whole.then_some(operands)
-    }
-
-    fn normed_as_rows(&mut self, operands: &[Id]) -> Result<Id> {
-        let x = self.with_last(operands[0])?;
-        let Some(t) = self.copy.made.program.ty(x).tensor().cloned() else {
-            return Err(no_plan("a norm of no tensor"));
-        };
-        let within = wide(t.dtype);
-        let sizes: Vec<i64> = t.shape.iter().filter_map(Dim::known).collect();
-        let row: i64 = sizes[1..].iter().product();
-        let program = &mut self.copy.made.program;
-        let [rows, row, shape, none] = [
-            Attr::ints(&[sizes[0], row]),
-            Attr::ints(&[row]),
-            Attr::Ints(t.shape.clone()),
-            Attr::None,
-        ]
-        .map(|attr| program.attr(attr));
-        let wide = self.copy.cast(x, within)?;
-        let flat = self.copy.op("reshape", [wide, rows])?;
-        let eps = self.copy.place[&operands[4]];
-        let normed = self.copy.op("layer_norm", [flat, row, none, none, eps])?;
-        let mut y = self.copy.op("reshape", [normed, shape])?;
-        for (op, operand) in [("mul", operands[2]), ("add", operands[3])] {
-            if self.copy.source.program.ty(operand).tensor().is_some() {
-                let expanded = self.copy.op("expand", [self.copy.place[&operand], shape])?;
-                let expanded = self.copy.cast(expanded, within)?;
-                y = self.copy.op(op, [y, expanded])?;
-            }
         }
         self.copy.cast(y, t.dtype)
     }

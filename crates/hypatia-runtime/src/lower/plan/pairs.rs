@@ -111,7 +111,6 @@ impl Pairs<'_> {
 
     fn shaped(&mut self, id: Id, shape: &[usize]) -> Result<Id> {
         let sizes: Vec<i64> = shape.iter().map(|n| *n as i64).collect();
-        let sizes = self.copy.made.program.attr(Attr::ints(&sizes));
-        self.copy.op("reshape", [id, sizes])
+        self.copy.reshaped(id, &sizes)
     }
 }
