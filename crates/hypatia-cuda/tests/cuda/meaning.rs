@@ -53,6 +53,17 @@ const PROGRAMS: &[(&str, Holds)] = &[
 (tuple (relu (group_norm y 3 g:bf16[6] b:bf16[6] 1e-5)) (exp (group_norm y 1 none none 1e-5)))",
         |s| matches!(s, Task::Columns(c) if matches!(c.kinds[..], [ColumnKind::Moments { .. }])),
     ),
+    // Attention in windows: biases and masks in two shapes, and windows put back.
+    (
+        "(let a (reshape (add (mul s:[6,2,5,5] 0.5) b:[2,5,5]) [2,3,2,5,5]))
+(tuple (exp (softmax (reshape (add a m:[1,3,1,5,5]) [6,2,5,5]) -1)))",
+        |s| matches!(s, Task::Rows(r) if r.shape == [2, 3, 2, 5, 5] && r.inputs.len() == 3),
+    ),
+    (
+        "(let x (reshape (permute x:[2,3,4,5,6,7] [0,1,3,2,4,5]) [2,15,24,7]))
+(tuple (tanh (add (add x r:[2,15,24,7]) b:[7])))",
+        |s| matches!(s, Task::Region(r) if r.shape == [2, 3, 5, 4, 6, 7] && r.inputs.len() == 3),
+    ),
     // Two groups of channels that are added: no reduction.
     (
         "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))

@@ -24,6 +24,7 @@ mod places;
 mod pointwise;
 mod products;
 mod reads;
+mod reshaped;
 mod results;
 mod slices;
 mod slopes;
@@ -149,7 +150,10 @@ pub fn lower_program(output: &Program, weights: &[bool], results: usize, wish: &
     };
     let inlined = match wish.saved {
         true => inlined,
-        false => slices::in_parts(places::over_places(inlined, abilities)?, abilities)?,
+        false => {
+            let inlined = places::over_places(reshaped::pushed(inlined)?, abilities)?;
+            slices::in_parts(inlined, abilities)?
+        }
     };
     let lowered = Lowering::new(&inlined, results, device, abilities, wish).lower()?;
     tracing::debug!(

@@ -33,6 +33,17 @@ impl<'a> Copying<'a> {
         }
     }
 
+    /// How many nodes read each one.
+    pub fn uses(&self) -> FxHashMap<Id, usize> {
+        let mut found = FxHashMap::default();
+        for id in self.source.program.reachable() {
+            for child in self.children(id) {
+                *found.entry(*child).or_default() += 1;
+            }
+        }
+        found
+    }
+
     /// Notes the new node of an old one.
     pub fn note(&mut self, id: Id, new: Id) {
         self.place.insert(id, new);

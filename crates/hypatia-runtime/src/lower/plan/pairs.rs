@@ -26,9 +26,7 @@ pub(super) fn added(source: Inlined) -> Result<Inlined> {
     if !order.iter().any(|id| pairs.summed(*id).is_some()) {
         return Ok(source);
     }
-    for child in order.iter().flat_map(|id| &source.program.node(*id).children) {
-        *pairs.users.entry(*child).or_default() += 1;
-    }
+    pairs.users = pairs.copy.uses();
     for id in order {
         let new = match pairs.summed(id) {
             Some(x) => pairs.sum(id, x)?,
