@@ -152,7 +152,8 @@ def check_norms_of_groups() -> str:
     """Of every size and dtype, far from zero."""
     count = 0
     for dtype, (channels, shape) in itertools.product(DTYPES, IMAGES.items()):
-        if channels % 2:
+        if channels % 2 or shape == (1, 1, 1):
+            # Eager has no norm of one number.
             continue
         torch.manual_seed(channels)
         model = Grouped(channels).cuda().to(dtype).eval()
@@ -167,6 +168,5 @@ def check_norms_of_groups() -> str:
                 _assert_all_right(compiled(value), model, value)
                 count += 1
         steps = _steps(compiled)
-        if shape[1] > 1:
-            assert not any("group_norm" in s for s in steps), steps
+        assert not any("group_norm" in s for s in steps), steps
     return f"{count} calls"

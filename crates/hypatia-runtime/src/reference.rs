@@ -151,6 +151,10 @@ impl Running<'_> {
                     (None, Scalar::Int(i)) => *i as f64,
                 }
             }
+            Some(Read::Rolled { by }) => {
+                let rolled = i.iter().zip(by).zip(&o.shape).map(|((i, by), n)| (i + by) % n);
+                data[place(o, &rolled.collect::<Vec<_>>())]
+            }
             Some(Read::At { index, stride, size }) => {
                 let by = &r.inputs[*index];
                 match self.values[by.value][place(by, i)] {

@@ -298,6 +298,28 @@ fn eval_pad(v: &Vals) -> Check<Val> {
     })))
 }
 
+fn roll(a: &Args) -> Check<Ty> {
+    let (x, shifts, dims) = (a.t(0)?, a.known(1)?, a.known(2)?);
+    let rank = x.rank() as i64;
+    if shifts.len() != dims.len() || dims.is_empty() || dims.iter().any(|d| *d < -rank || *d >= rank) {
+        return Err("a shift for each dimension is wanted".into());
+    }
+    tensor(x.clone())
+}
+
+fn eval_roll(v: &Vals) -> Check<Val> {
+    let (x, shifts, dims) = (v.a(0)?, v.args().known(1)?, v.args().known(2)?);
+    let rank = x.shape.len() as i64;
+    Ok(Val::arr(Arr::from_fn(v.out_shape()?, |i| {
+        let mut i = i.to_vec();
+        for (shift, d) in shifts.iter().zip(&dims) {
+            let d = d.rem_euclid(rank) as usize;
+            i[d] = (i[d] as i64 - shift).rem_euclid(x.shape[d] as i64) as usize;
+        }
+        x.at(&i)
+    })))
+}
+
 fn full(a: &Args) -> Check<Ty> {
     tensor(a.t(0)?.with_shape(a.ints(1)?))
 }
@@ -500,6 +522,14 @@ pub(super) fn rows() -> Vec<Row> {
             ],
             pad,
             eval_pad,
+            Cost::Map(0.0),
+        ),
+        op(
+            "roll",
+            "x:T shifts:ints dims:ints",
+            &["roll.default(x, shifts, dims)"],
+            roll,
+            eval_roll,
             Cost::Map(0.0),
         ),
         // Takes dtype and device from its first operand, so that rules can make constants.

@@ -1,4 +1,4 @@
-//! How a thread reads the inputs of a region: as their strides say, within bounds, or by index.
+//! How a thread reads the inputs of a region: as their strides say, within bounds, rolled, or by index.
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::{Read, Scalar};
@@ -23,6 +23,12 @@ enum From {
         element: String,
         outside: String,
     },
+    Rolled {
+        /// How far the pack lies from where it is read, as far as the dimensions above say, and element `j` of it; empty
+        /// if it is not moved.
+        pack: String,
+        element: String,
+    },
     At {
         /// The index for element `j`.
         index: String,
@@ -31,7 +37,7 @@ enum From {
     },
 }
 
-/// Dimensions along which some input is read within bounds, and how the positions along them are called.
+/// Dimensions along which some input is read within bounds or rolled, and how the positions along them are called.
 pub(super) struct Bounds<'a> {
     shape: &'a [usize],
     /// How each input is read; none if all are plain.
@@ -49,6 +55,7 @@ impl<'a> Bounds<'a> {
                 let inside = |d: usize| sizes[d] > 0 && before[d] + sizes[d] <= shape[d];
                 before.len() == shape.len() && sizes.len() == shape.len() && (0..shape.len()).all(inside)
             }
+            Read::Rolled { by } => by.len() == shape.len() && by.iter().zip(shape).all(|(by, n)| by < n),
             Read::At { index, .. } => {
                 let plain = reads.get(*index) == Some(&Read::Plain);
                 plain && inputs.get(*index).is_some_and(|o| o.dtype == DType::I64)
@@ -62,7 +69,11 @@ impl<'a> Bounds<'a> {
             return Err(Error::unsupported(format!("a kernel that reads by {reads:?}")));
         }
         let bounded = |d: &usize| {
-            let cuts = |r: &Read| matches!(r, Read::Within { sizes, .. } if sizes[*d] < shape[*d]);
+            let cuts = |r: &Read| match r {
+                Read::Within { sizes, .. } => sizes[*d] < shape[*d],
+                Read::Rolled { by } => by[*d] > 0,
+                Read::Plain | Read::At { .. } => false,
+            };
             reads.iter().any(cuts)
         };
         let dims = (0..shape.len()).filter(bounded).collect();
@@ -95,6 +106,7 @@ impl<'a> Bounds<'a> {
             let apart = match read {
                 Read::Plain => false,
                 Read::Within { sizes, .. } => self.inner(space, counters).is_some_and(|d| sizes[d] < self.shape[d]),
+                Read::Rolled { by } => self.inner(space, counters).is_some_and(|d| by[d] > 0),
                 Read::At { .. } => true,
             };
             if apart {
@@ -130,6 +142,25 @@ impl<'a> Bounds<'a> {
                 stride: *stride,
                 size: *size,
             },
+            Some(Read::Rolled { by }) => {
+                let inner = self.inner(space, counters);
+                let (mut pack, mut element) = (vec![], vec![]);
+                for (i, d) in self.dims.iter().enumerate().filter(|(_, d)| by[**d] > 0) {
+                    let position = space.offset(counters + i, "e");
+                    let (ahead, size) = (by[*d] as isize, self.shape[*d] as isize);
+                    let (near, far) = (ahead * strides[*d], (ahead - size) * strides[*d]);
+                    let list = match inner == Some(*d) {
+                        true => &mut element,
+                        false => &mut pack,
+                    };
+                    let j = if inner == Some(*d) { " + j" } else { "" };
+                    list.push(format!("({position}{j} < {} ? {near} : {far})", size - ahead));
+                }
+                From::Rolled {
+                    pack: pack.join(" + "),
+                    element: element.join(" + "),
+                }
+            }
             Some(Read::Within { before, sizes, outside }) => {
                 let missing: isize = before.iter().zip(strides).map(|(b, s)| *b as isize * s).sum();
                 if missing != 0 {
@@ -167,6 +198,7 @@ impl<'a> Bounds<'a> {
     pub(super) fn describe(&self, input: usize) -> String {
         match self.reads.get(input) {
             Some(Read::Within { .. }) => format!("padded(x{input})"),
+            Some(Read::Rolled { .. }) => format!("rolled(x{input})"),
             Some(Read::At { index, .. }) => format!("x{input}[x{index}]"),
             _ => format!("x{input}"),
         }
@@ -183,6 +215,20 @@ impl Source {
         match &self.from {
             From::Plain => self.slot.read(width),
             From::At { .. } => loose,
+            From::Rolled { pack, element } => {
+                let offset = match pack.is_empty() {
+                    true => offset.clone(),
+                    false => format!("{offset} + {pack}"),
+                };
+                match element.is_empty() {
+                    true => Slot {
+                        offset,
+                        ..self.slot.clone()
+                    }
+                    .read(width),
+                    false => format!("const auto* {local} = {pointer} + {offset};\n"),
+                }
+            }
             From::Within { pack, element, .. } => {
                 let inside = match pack.is_empty() {
                     true => String::new(),
@@ -211,6 +257,10 @@ impl Source {
         } = &self.slot;
         match &self.from {
             From::Plain => self.slot.element(),
+            From::Rolled { element, .. } => match element.is_empty() {
+                true => self.slot.element(),
+                false => format!("value({local}[j * {stride} + {element}])"),
+            },
             From::At {
                 index,
                 stride: step,

@@ -178,7 +178,24 @@ fn reads() -> Vec<Kernel> {
         kernels.push(reading(&sum, &shape, &inputs, &at(stride, 40), from_ref(&dense)).unwrap());
     }
     kernels.push(longer_rows());
+    kernels.extend(rolled());
     kernels
+}
+
+/// Images with channels last that are rolled along height and width, and rows that are rolled.
+fn rolled() -> [Kernel; 2] {
+    let one = Region::new(&[DType::BF16], vec![], &[0], Rounding::EveryOp).unwrap();
+    [([2, 14, 14, 32], [0, 3, 11, 0]), ([2, 3, 4, 15], [0, 1, 0, 6])].map(|(shape, by)| {
+        let dense = Operand::dense(DType::BF16, &shape);
+        let reads = [Read::Rolled { by: by.to_vec() }];
+        reading(&one, &shape, from_ref(&dense), &reads, from_ref(&dense)).unwrap()
+    })
+}
+
+#[test]
+fn rolled_reads_can_be_read() {
+    let texts = rolled().map(|k| k.source.strip_prefix(PRELUDE).unwrap().to_owned());
+    insta::assert_snapshot!(texts.join("\n"));
 }
 
 /// A gradient of logits that gets longer rows, so that products of 16 bits read them fast.

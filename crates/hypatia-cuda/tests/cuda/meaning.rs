@@ -64,6 +64,14 @@ const PROGRAMS: &[(&str, Holds)] = &[
 (tuple (tanh (add (add x r:[2,15,24,7]) b:[7])))",
         |s| matches!(s, Task::Region(r) if r.shape == [2, 3, 5, 4, 6, 7] && r.inputs.len() == 3),
     ),
+    (
+        "(let y (roll (exp x:[2,5,6,7]) [3,-2] [1,-2])) (tuple (tanh (add y r:[2,5,6,7])) (roll x [1,2,4] [0,3,3]))",
+        |s| is_read(s, |r| matches!(r, Read::Rolled { by } if by[..] == [0, 2, 2, 0])),
+    ),
+    (
+        "(tuple (mul (permute (roll x:[3,4,5] [2] [2]) [2,0,1]) r:[5,3,4]))",
+        |s| is_read(s, |r| matches!(r, Read::Rolled { by } if by[..] == [3, 0, 0])),
+    ),
     // Two groups of channels that are added: no reduction.
     (
         "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))

@@ -141,6 +141,11 @@ pub enum Read {
         /// The number, one of the input's dtype.
         outside: Scalar,
     },
+    /// Moved along dimensions, of which the ends adjoin.
+    Rolled {
+        /// Positions along each dimension from what is read to where it lies.
+        by: Vec<usize>,
+    },
     /// Another input says where the element lies along a dimension, whose own stride is 0. What is out of range is NaN.
     At {
         /// That input, of whole numbers.

@@ -1,4 +1,4 @@
-//! Products of one matrix and each of a batch.
+//! Products of one matrix and each of a batch, and what torch's products of batches read.
 
 use egg::Id;
 
@@ -38,6 +38,24 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Where a factor of torch's product is: matrices of one batch, each of them as it lies or swapped. Torch would copy
+    /// others, and swap what lies swapped.
+    pub(super) fn one_batch(&mut self, id: Id) -> Result<Operand> {
+        let operand = self.operand(id)?;
+        if self.can.batches.is_empty() || is_one_batch(&operand) {
+            return Ok(operand);
+        }
+        let rank = operand.shape.len();
+        let mut order: Vec<usize> = (0..rank).collect();
+        if operand.strides[rank - 2] == 1 {
+            order.swap(rank - 2, rank - 1);
+        }
+        let lying: Vec<usize> = order.iter().map(|d| operand.shape[*d]).collect();
+        // Swapping twice changes nothing.
+        let strides = Operand::dense(0, &lying).permuted(&order).strides;
+        self.as_wanted(id, operand, Some(&strides))
+    }
+
     /// Where a factor is: its rows or its columns follow each other without gaps.
     fn factor(&mut self, id: Id) -> Result<Operand> {
         let operand = self.operand(id)?;
@@ -62,6 +80,14 @@ fn is_factor(o: &Operand) -> bool {
     o.strides.iter().all(|s| *s >= 0) && (lies(along, down, columns) || lies(down, along, rows))
 }
 
+/// Whether all dimensions before the last two can be seen as one.
+fn is_one_batch(o: &Operand) -> bool {
+    let leading = o.shape.len().saturating_sub(2);
+    let dims = (0..leading).filter(|d| o.shape[*d] != 1);
+    let dims: Vec<(usize, isize)> = dims.map(|d| (o.shape[d], o.strides[d])).collect();
+    dims.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0 as isize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +103,17 @@ mod tests {
         assert!(!is_factor(&whole.permuted(&[2, 0, 1])));
         assert!(!is_factor(&whole.sliced(2, 0, 2, 2)));
         assert!(!is_factor(&Operand::dense(0, &[5]).broadcast(&[3, 4, 5]).unwrap()));
+    }
+
+    #[test]
+    fn batches_of_several_dimensions() {
+        let whole = Operand::dense(0, &[2, 3, 4, 5]);
+        assert!(is_one_batch(&whole) && is_one_batch(&whole.permuted(&[0, 1, 3, 2])));
+        // Heads of a layer.
+        assert!(!is_one_batch(&whole.permuted(&[0, 2, 1, 3])));
+        assert!(is_one_batch(&Operand::dense(0, &[1, 3, 4, 5]).permuted(&[0, 2, 1, 3])));
+        assert!(!is_one_batch(
+            &Operand::dense(0, &[2, 1, 4, 5]).broadcast(&[2, 3, 4, 5]).unwrap()
+        ));
     }
 }

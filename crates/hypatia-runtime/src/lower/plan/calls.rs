@@ -186,6 +186,7 @@ impl Lowering<'_> {
                             self.as_wanted(child, operand, Some(&wanted))?
                         }
                         None if is_pool(self.name(id)) => self.pooled(child)?,
+                        None if self.name(id) == "matmul" => self.one_batch(child)?,
                         None => self.operand(child)?,
                     };
                     reads.push(operand);

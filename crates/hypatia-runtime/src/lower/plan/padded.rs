@@ -115,8 +115,9 @@ impl Odd {
         let mut writers = plan.steps.iter().filter(|s| s.writes().contains(&id));
         let writes = match writers.next() {
             Some(Task::Region(r)) => {
-                let by_index = r.reads.iter().any(|read| matches!(read, Read::At { .. }));
-                r.outputs == [id] && r.slices.is_empty() && !by_index && r.shape.last() == Some(&self.columns)
+                let bounded = |read: &Read| matches!(read, Read::Plain | Read::Within { .. });
+                let bounded = r.reads.iter().all(bounded);
+                r.outputs == [id] && r.slices.is_empty() && bounded && r.shape.last() == Some(&self.columns)
             }
             Some(Task::Rows(r)) => !r.rows.op().reduces() && r.shape.last() == Some(&self.columns),
             _ => false,

@@ -1,5 +1,5 @@
-//! Paddings and gathers, on devices whose regions read within bounds and by index: a region reads what was not padded or
-//! gathered yet. It is the region of the pointwise ops that follow, or one of its own.
+//! Paddings, rolls and gathers, on devices whose regions read within bounds and by index: a region reads what was not
+//! padded, rolled or gathered yet. It is the region of the pointwise ops that follow, or one of its own.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -26,6 +26,9 @@ enum How {
         before: Vec<usize>,
         sizes: Vec<usize>,
         outside: Scalar,
+    },
+    Rolled {
+        by: Vec<usize>,
     },
     At {
         index: Operand,
@@ -57,6 +60,7 @@ impl Reading {
                     sizes: list(&sizes),
                     outside,
                 },
+                How::Rolled { by } => How::Rolled { by: list(&by) },
                 How::At { index, stride, size } => How::At {
                     index: index.permuted(order),
                     stride,
@@ -75,6 +79,7 @@ impl Making {
         self.reads[at] = match how {
             How::Plain => Read::Plain,
             How::Within { before, sizes, outside } => Read::Within { before, sizes, outside },
+            How::Rolled { by } => Read::Rolled { by },
             How::At { index, stride, size } => {
                 self.inputs.push(index);
                 self.dtypes.push(DType::I64);
@@ -92,7 +97,8 @@ impl Making {
 impl Lowering<'_> {
     /// Whether a region can read a node that is not computed.
     pub(super) fn is_read(&self, id: Id) -> bool {
-        self.can.any_reads && (self.padding(id).is_some() || self.gathering(id).is_some())
+        let known = || self.padding(id).is_some() || self.gathering(id).is_some() || self.rolling(id).is_some();
+        self.can.any_reads && known()
     }
 
     /// Whether the region of a node's only user can read it so; what is in between is then inside that region, too.
@@ -177,8 +183,24 @@ impl Lowering<'_> {
                 Ok((operand, before))
             }
             How::Plain => Ok((operand, vec![0; self.shape(id)?.0.len()])),
-            How::At { .. } => Err(no_plan("a node that is not padded")),
+            How::At { .. } | How::Rolled { .. } => Err(no_plan("a node that is not padded")),
         }
+    }
+
+    /// How far along each dimension the operand of a roll lies.
+    fn rolling(&self, id: Id) -> Option<Vec<usize>> {
+        let &[x, shifts, dims] = &self.program.node(id).children[..] else {
+            return None;
+        };
+        let (shape, _) = self.shape(x).ok().filter(|_| self.name(id) == "roll")?;
+        let (shifts, dims) = (self.attr(shifts)?.known_ints()?, self.attr(dims)?.known_ints()?);
+        let mut by = vec![0; shape.len()];
+        for (shift, d) in shifts.iter().zip(dims) {
+            let d = d.rem_euclid(shape.len() as i64) as usize;
+            let size = i64::try_from(shape[d]).ok().filter(|n| *n > 0)?;
+            by[d] = (by[d] as i64 - shift).rem_euclid(size) as usize;
+        }
+        (!shape.contains(&0)).then_some(by)
     }
 
     /// The dimension of a gather.
@@ -211,6 +233,13 @@ impl Lowering<'_> {
                 operand,
                 how: How::At { index, stride, size },
             });
+        }
+        if let Some(by) = self.rolling(id) {
+            let how = match by.iter().all(|n| *n == 0) {
+                true => How::Plain,
+                false => How::Rolled { by },
+            };
+            return Ok(Reading { operand, how });
         }
         let kept = self.padding(id).ok_or_else(|| no_plan("a node that is not read so"))?;
         for (d, cut) in kept.cut.iter().enumerate() {
