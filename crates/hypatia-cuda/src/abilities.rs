@@ -46,6 +46,8 @@ pub const ABILITIES: Abilities = Abilities {
     // A row of a larger window does not fit into the registers of a thread.
     depthwise: Some(31),
     whole_addends: true,
+    // Launching a kernel takes longer.
+    computes_repeated: true,
     any_reads: true,
     puts_together: true,
 };

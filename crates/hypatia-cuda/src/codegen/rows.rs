@@ -1,6 +1,6 @@
 //! Kernels of row ops.
 //!
-//! Narrow rows are worked on by a warp each, wide ones by a block. A thread keeps its share of the row in registers; only
+//! Narrow rows are worked on by a warp each or by a part of one, wide ones by a block. A thread keeps its share of the row in registers; only
 //! where that would be too much is the row read again for every pass.
 
 mod passes;

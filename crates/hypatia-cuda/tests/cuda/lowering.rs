@@ -413,10 +413,7 @@ fn images_stay_as_they_lie() {
 (let m (conv (mean a [-2,-1] true) v:bf16[8,8,1,1] c:bf16[8] [1,1] [0,0] [1,1] 1))
 (tuple (reshape (permute (mul a (sigmoid m)) [0,2,3,1]) [162,8]))"
     );
-    assert_eq!(
-        steps(&squeezed),
-        [convolution, means, "linear", "pointwise", "pointwise"]
-    );
+    assert_eq!(steps(&squeezed), [convolution, means, "linear", "pointwise"]);
     // The last pooling and the classifier, in both ways to write them.
     for pooled in [
         "(mean a [-2,-1] false)",

@@ -72,6 +72,11 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (mul (permute (roll x:[3,4,5] [2] [2]) [2,0,1]) r:[5,3,4]))",
         |s| is_read(s, |r| matches!(r, Read::Rolled { by } if by[..] == [3, 0, 0])),
     ),
+    // What repeats is computed where it is read.
+    (
+        "(tuple (mul x:[4,5,6] (rsqrt (add (sum (mul x x) [-1] true) 1e-5))) (exp (add x (tanh b:[6]))))",
+        |s| matches!(s, Task::Region(r) if r.region.meaning().instructions.len() == 3),
+    ),
     // Two groups of channels that are added: no reduction.
     (
         "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))

@@ -388,8 +388,8 @@ impl<'a> Lowering<'a> {
             let single = self.uses[usize::from(child)] == 1;
             let alike = !pointwise || self.shape(child).map(|s| s.0).ok() == self.shape(root).map(|s| s.0).ok();
             let free = !self.inside[usize::from(child)] && !self.tails.contains_key(&child);
-            if single && alike && free && self.pointwise[usize::from(child)] && !self.source.weight[usize::from(child)]
-            {
+            let computed = self.pointwise[usize::from(child)] && !self.source.weight[usize::from(child)];
+            if single && free && computed && (alike || self.is_repeated(child, root)) {
                 self.inside[usize::from(child)] = true;
                 self.absorb(child);
             } else if single && alike && free && pointwise && self.absorb_read(child) {

@@ -2,6 +2,10 @@
 
 use super::super::indent;
 
+/// Threads of a warp, and of a block of several rows.
+const WARP: usize = 32;
+const BLOCK: usize = 256;
+
 /// How rows are given to threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Plan {
@@ -20,8 +24,9 @@ pub(in super::super) struct Plan {
 impl Plan {
     pub(in super::super) fn new(width: usize, pack: usize) -> Plan {
         let packs = width.div_ceil(pack);
+        // Short rows share a warp.
         let threads = if width <= 1024 {
-            32
+            packs.next_power_of_two().min(WARP)
         } else {
             packs.div_ceil(4).next_power_of_two().clamp(128, 1024)
         };
@@ -32,7 +37,7 @@ impl Plan {
             width,
             pack,
             threads,
-            rows: if threads == 32 { 8 } else { 1 },
+            rows: if threads <= WARP { BLOCK / threads } else { 1 },
             kept: if kept * pack <= room { kept } else { 0 },
         }
     }

@@ -17,6 +17,10 @@ use crate::kernels::rowwise::{RowOp, Rowwise};
 use crate::operand::dense_strides;
 use crate::step::{Operand, RegionStep, RowStep, Task, Value, ValueId};
 
+/// Ops that are computed again for each element of a larger region, at most, and how many times larger that is.
+const REPEATED: usize = 4;
+const LESS: usize = 4;
+
 impl Lowering<'_> {
     pub(super) fn region(&mut self, root: Id) -> Result<()> {
         if let Some(join) = self.joined_in(root) {
@@ -28,7 +32,9 @@ impl Lowering<'_> {
         self.leaves(root, &mut made)?;
         let result = self.code(root, &mut made)?;
         let region = Region::new(&made.dtypes, made.code, &[result], Rounding::EveryOp)?;
-        let order = self.order_in_memory(&made.inputs, &made.reads);
+        let order = self
+            .order_in_memory(&made.inputs, &made.reads)
+            .or_else(|| self.order_for_product(root, &made.inputs, &made.reads));
         let (y, shape, inputs) = match order {
             Some(order) => {
                 let lying: Vec<usize> = order.iter().map(|d| shape[*d]).collect();
@@ -70,6 +76,24 @@ impl Lowering<'_> {
             .filter(|d| inputs[0].shape[best[*d]] > 1)
             .map(|d| best[d]);
         (!moved.is_sorted()).then(|| best.clone())
+    }
+
+    /// The same for a region that only a product of batches reads, which takes matrices swapped, too.
+    fn order_for_product(&self, root: Id, inputs: &[Operand], reads: &[Read]) -> Option<Vec<usize>> {
+        let mut user = self.user(root)?;
+        if self.name(user) == "permute" {
+            user = self.user(user)?;
+        }
+        let taken = self.name(user) == "matmul" && self.batch(user).is_none() && !self.can.batches.is_empty();
+        let rank = self.shape(root).ok()?.0.len();
+        if !taken || rank < 3 || reads.iter().any(|r| *r != Read::Plain) {
+            return None;
+        }
+        let lies_swapped = |o: &Operand| o.strides[rank - 2] == 1 && o.strides[rank - 1] > 1;
+        let whole = |o: &&Operand| o.strides[rank - 2..].iter().all(|s| *s != 0);
+        let mut order: Vec<usize> = (0..rank).collect();
+        order.swap(rank - 2, rank - 1);
+        inputs.iter().find(whole).is_some_and(lies_swapped).then_some(order)
     }
 
     /// A value for a node whose dimensions lie in this order.
@@ -134,6 +158,20 @@ impl Lowering<'_> {
                 self.inside[usize::from(cast)] = true;
             }
         }
+    }
+
+    /// Whether a node is so little work, and so much smaller than the region that reads it, that the region computes it
+    /// for each of its elements: a step of its own would take longer.
+    pub(super) fn is_repeated(&self, id: Id, reader: Id) -> bool {
+        let size = |id: Id| self.shape(id).map_or(0, |(shape, _)| shape.iter().product::<usize>());
+        let mut ops = 0;
+        let mut stack = vec![id];
+        while let Some(id) = stack.pop() {
+            ops += 1;
+            let children = self.program.node(id).children.iter().copied();
+            stack.extend(children.filter(|c| self.uses[usize::from(*c)] == 1 && self.pointwise[usize::from(*c)]));
+        }
+        self.can.computes_repeated && ops <= REPEATED && LESS * size(id) <= size(reader)
     }
 
     /// Whether a node casts numbers of 16 bits to wider ones.
