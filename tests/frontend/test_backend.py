@@ -422,3 +422,13 @@ def test_an_internal_error_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
     with torch.no_grad():
         assert largest(torch.compile(model, backend="hypatia")(x), model(x)) == 0
     assert largest(hypatia.optimize(model, x)(x), model(x)) == 0
+
+
+def test_views_share_memory_beside_numbers_that_are_open() -> None:
+    def function(x: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * factor
+        return y, y.reshape(y.shape[0], 4, 8, 1)
+
+    with torch.no_grad():
+        whole, seen = torch.compile(function, backend="hypatia", dynamic=True)(torch.randn(2, 2, 4, 4), 0.5)
+    assert whole.untyped_storage().data_ptr() == seen.untyped_storage().data_ptr()

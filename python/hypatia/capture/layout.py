@@ -6,12 +6,19 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .._torch import OpOverload
 from ..errors import UnsupportedError
+from .op_facts import makes_a_view
 from .records import value_of
 
 
 def storage_of(node: fx.Node) -> int | None:
-    """What identifies the memory of a node's value; none if it has no plain memory."""
+    """What identifies the memory of a node's value; none if it has no plain memory.
+
+    A view has that of its operand, though tracing may have made its value of another one.
+    """
+    while isinstance(node.target, OpOverload) and makes_a_view(node.target):
+        node = node.args[0]  # type: ignore[assignment]
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

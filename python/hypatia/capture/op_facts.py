@@ -126,6 +126,12 @@ def makes_views(op: OpOverload) -> bool:
     return op.is_view and not op._schema.is_mutable and kinds in (["Tensor"], ["List[Tensor]"])
 
 
+@functools.lru_cache(1024)
+def makes_a_view(op: OpOverload) -> bool:
+    """Whether an op does nothing but return a view of its first input."""
+    return makes_views(op) and len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "Tensor"
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether torch puts an op together from others."""
     key = _torch.DispatchKey.CompositeImplicitAutograd

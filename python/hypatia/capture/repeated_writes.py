@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .._torch import pytree
-from .layout import overlaps
+from .layout import overlaps, storage_of
 from .op_facts import changed_by
 from .records import value_of
 
@@ -45,8 +45,8 @@ def _comes_from_repeated(node: fx.Node) -> bool:
     while True:
         if _is_repeated(node):
             return True
-        memory = _memory(node)
-        inputs = [n for n in node.all_input_nodes[:1] if _memory(n) == memory]
+        memory = storage_of(node)
+        inputs = [n for n in node.all_input_nodes[:1] if storage_of(n) == memory]
         if memory is None or not inputs:
             return False
         (node,) = inputs
@@ -55,11 +55,3 @@ def _comes_from_repeated(node: fx.Node) -> bool:
 def _is_repeated(node: fx.Node) -> bool:
     value = value_of(node)
     return isinstance(value, torch.Tensor) and overlaps(value)
-
-
-def _memory(node: fx.Node) -> int | None:
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    memory: int = value.untyped_storage()._cdata
-    return memory
