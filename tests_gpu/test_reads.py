@@ -1,4 +1,4 @@
-"""Paddings and gathers on a GPU: read within bounds and by index, with eager's bits and eager's strides."""
+"""Paddings, rolls and gathers on a GPU: they are read by what follows, with eager's bits and strides."""
 
 from __future__ import annotations
 
@@ -67,6 +67,36 @@ PADS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((2, 3, 4, 6), (1, 0, 0, 2, 3, 1, 1, 1)),
     ((2, 8, 9, 9), (-1, -2, -1, 3)),
 )
+
+
+# Sizes, shifts and dimensions.
+ROLLS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
+    ((7,), (2,), (0,)),
+    ((64,), (-9,), (0,)),
+    ((5, 64), (3,), (0,)),
+    ((5, 33), (4, -40), (0, 1)),
+    ((2, 14, 14, 32), (-3, -3), (1, 2)),
+    ((3, 5, 7, 9), (1, 2, 3), (3, 1, 3)),
+    ((1, 8, 1, 16), (0, 5), (1, 2)),
+)
+
+
+def check_rolls() -> str:
+    """All dtypes and sizes, alone, permuted, and with what follows and what is before."""
+    torch.manual_seed(0)
+    count = 0
+    for dtype, (shape, shifts, dims) in itertools.product((*FLOATS, *WHOLE), ROLLS):
+        x, what = _random(shape, dtype), f"{dtype} {shape} {shifts} {dims}"
+        rolled = lambda x, shifts=shifts, dims=dims: torch.roll(x, shifts, dims)  # noqa: E731
+        _assert_same(what, rolled, x)
+        count += 1
+        if not dtype.is_floating_point:
+            continue
+        y = torch.randn_like(x)
+        _assert_same(what, lambda x, y, f=rolled: (f(x * 2) + y).relu(), x, y)
+        _assert_same(what, lambda x, y, f=rolled: (f(x).T if x.dim() == 2 else f(x)).exp(), x, y)
+        count += 2
+    return f"{count} cases"
 
 
 def check_paddings() -> str:
