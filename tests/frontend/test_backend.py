@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -432,3 +434,32 @@ def test_views_share_memory_beside_numbers_that_are_open() -> None:
     with torch.no_grad():
         whole, seen = torch.compile(function, backend="hypatia", dynamic=True)(torch.randn(2, 2, 4, 4), 0.5)
     assert whole.untyped_storage().data_ptr() == seen.untyped_storage().data_ptr()
+
+
+def _targets(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """The ops of what runs in a model's place, which is right."""
+    found: list[str] = []
+    compile_graph = dynamo.compile_graph
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        compiled = compile_graph(*args, **kwargs)
+        found.extend(str(node.target) for node in compiled.optimized.graph.nodes)
+        return compiled
+
+    with torch.no_grad(), mock.patch.object(dynamo, "compile_graph", noted):
+        torch.testing.assert_close(torch.compile(model, backend="hypatia")(x), model(x))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_whose_statistics_nobody_reads_are_steps_of_plans(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.LayerNorm(24), nn.ReLU()).to(dtype).eval()
+    targets = _targets(model, torch.randn(4, 16, 24, dtype=dtype))
+    assert "aten.layer_norm.default" in targets
+    assert "aten.native_layer_norm.default" not in targets
+
+
+@pytest.mark.parametrize("how", [{}, {"padding": 1, "stride": 2}, {"dilation": 2, "stride": (1, 3)}])
+def test_unfolded_images_are_views(how: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Unfold(3, **how), nn.ReLU())
+    assert "aten.im2col.default" not in _targets(model, torch.randn(2, 3, 8, 9))

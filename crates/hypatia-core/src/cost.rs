@@ -88,6 +88,9 @@ pub fn bytes(ty: &Ty, hints: Hints) -> f64 {
     }
 }
 
+/// So many times the arithmetic an op takes that returns what it has found on the way, such as the statistics of a norm.
+const KEPT: f64 = 1.05;
+
 fn traffic(operands: &[Ty], out: &Ty, hints: Hints) -> f64 {
     // An operand read twice by one kernel comes from cache the second time.
     let mut read = 0.0;
@@ -123,7 +126,10 @@ pub fn work(op: OpId, operands: &[Ty], out: &Ty, hints: Hints) -> Work {
                 }
                 Cost::Map(k) => work.vector = k * numel(out, hints),
                 Cost::Reduce(k) => {
-                    work.vector = k * operands.iter().map(|t| numel(t, hints)).fold(0.0, f64::max);
+                    let read = operands.iter().map(|t| numel(t, hints)).fold(0.0, f64::max);
+                    // What is kept beside the first result takes time even where memory does not count.
+                    let kept = if matches!(out, Ty::Tuple(_)) { KEPT } else { 1.0 };
+                    work.vector = kept * k * read;
                 }
                 Cost::Matrix(f) => {
                     work.matrix = 2.0 * f(&Args(operands), out).map_or(0.0, |d| d.value(hints) as f64);

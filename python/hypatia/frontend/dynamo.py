@@ -26,6 +26,7 @@ from ..capture import (
     whole_attention,
 )
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
+from ..capture.rewritten import windows
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_count, compile_graph
 from ..compiler.report import GraphReport
 from ..execute.native import NativeGraph
@@ -84,6 +85,7 @@ def hypatia(
         bw_compiler=functools.partial(backward, options=parsed, kind="backward"),
         inference_compiler=functools.partial(_compile, options=parsed, kind="inference"),
         partition_fn=_partition,
+        decompositions={torch.ops.aten.im2col.default: windows},
         keep_inference_input_mutations=True,
     )
     # Common subexpressions are found in the e-graph; torch's own search for them would import
