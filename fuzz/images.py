@@ -124,7 +124,7 @@ def _norm(b: Builder, x: str) -> str | None:
     if kind == "batch":
         mean, var = (b.weight((channels,), dtype, buffer=True) for _ in range(2))
         if b.training and b.chance(0.5):
-            if b.chance(0.5):
+            if b.chance(0.5) and len({mean, var, scale, shift}) == 4:
                 # Running statistics move.
                 text = "F.batch_norm({0}, {1}, {2}, {3}, {4}, training=True, momentum=0.25)"
                 return b.emit(text, x, mean, var, scale, shift)

@@ -72,6 +72,13 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (mul (permute (roll x:[3,4,5] [2] [2]) [2,0,1]) r:[5,3,4]))",
         |s| is_read(s, |r| matches!(r, Read::Rolled { by } if by[..] == [3, 0, 0])),
     ),
+    // Windows of an image, for a product over them.
+    (
+        "(let u (permute (unfold (unfold x:[2,4,7,5] -2 3 2) -2 3 2) [0,1,4,5,2,3]))
+(let v (permute (reshape u [2,2,2,9,6]) [0,1,4,3,2]))
+(tuple (linear w:[3,18] none (reshape v [2,12,18])))",
+        |s| matches!(s, Task::Region(r) if r.shape == [2, 2, 3, 2, 3, 3, 2]),
+    ),
     // What repeats is computed where it is read.
     (
         "(tuple (mul x:[4,5,6] (rsqrt (add (sum (mul x x) [-1] true) 1e-5))) (exp (add x (tanh b:[6]))))",

@@ -3,7 +3,8 @@
 //!
 //! A pass over the inlined program. What such an op reads is seen in the later shape; operands that repeat along all
 //! dimensions that change do so in both. A softmax of rows is one of rows in any shape, so that the reshape follows it.
-//! A reshape that has to copy, since what it reads is permuted, follows the pointwise op after it: that op copies.
+//! A reshape that has to copy, since what it reads is permuted, follows the pointwise op after it: that op copies. If
+//! its result is permuted again and copied once more, for a product or another reshape, that is one copy.
 
 use egg::Id;
 use hypatia_core::ir::node::Op;
@@ -18,9 +19,14 @@ use crate::error::Result;
 pub(super) fn pushed(source: Inlined) -> Result<Inlined> {
     let copy = Copying::of(&source);
     let uses = copy.uses();
+    let mut readers = FxHashMap::default();
+    for id in source.program.reachable() {
+        readers.extend(source.program.node(id).children.iter().map(|c| (*c, id)));
+    }
     let mut reshaped = Reshaped {
         copy,
         uses,
+        readers,
         apart: FxHashMap::default(),
     };
     let order = source.program.reachable();
@@ -32,6 +38,7 @@ pub(super) fn pushed(source: Inlined) -> Result<Inlined> {
             Some(Place::Between(at)) => reshaped.with_reshaped(id, at)?,
             Some(Place::AfterSoftmax(x)) => reshaped.softmax(id, x)?,
             Some(Place::AfterPointwise(at)) => reshaped.copying(id, at)?,
+            Some(Place::AfterPermutation(x)) => reshaped.permuted_once(id, x)?,
             None => reshaped.copy.as_it_is(id)?,
         };
         reshaped.copy.note(id, new);
@@ -47,12 +54,16 @@ enum Place {
     AfterSoftmax(Id),
     /// Behind the pointwise op of which this is an operand.
     AfterPointwise(usize),
+    /// Behind the permutation, which is of this node then.
+    AfterPermutation(Id),
 }
 
 struct Reshaped<'a> {
     copy: Copying<'a>,
     /// How many nodes read each one.
     uses: FxHashMap<Id, usize>,
+    /// One of those.
+    readers: FxHashMap<Id, Id>,
     /// New nodes of pointwise ops that are computed in another shape, and that shape.
     apart: FxHashMap<Id, (Id, Vec<usize>)>,
 }
@@ -64,6 +75,46 @@ impl Reshaped<'_> {
         between
             .or_else(softmax)
             .or_else(|| self.copied(id).map(Place::AfterPointwise))
+            .or_else(|| self.copied_twice(id).map(Place::AfterPermutation))
+    }
+
+    /// What a node is the permutation of a reshape of, if that is permuted itself and the node is to be copied.
+    fn copied_twice(&self, id: Id) -> Option<Id> {
+        let permutes = |id: Id| self.copy.name(id) == "permute" && !self.copy.is_weight(id);
+        let reader = self.readers.get(&id).filter(|_| self.uses.get(&id) == Some(&1))?;
+        let copies = matches!(self.copy.name(*reader), "matmul" | "bmm" | "reshape");
+        let from = self.reshape_of(*self.copy.children(id).first()?)?;
+        let found = (permutes(id) && copies && permutes(from)).then_some(from)?;
+        let finest = finest(&self.copy.shape(found)?, &self.copy.shape(self.copy.children(id)[0])?)?;
+        // It would copy nothing if it took dimensions apart only.
+        finest.iter().any(|group| group.len() > 1).then_some(found)
+    }
+
+    /// A permutation before the reshape.
+    fn permuted_once(&mut self, id: Id, x: Id) -> Result<Id> {
+        let children = self.copy.children(id);
+        let shapes = (self.copy.shape(x), self.copy.shape(children[0]));
+        let (Some(order), (Some(from), Some(to))) = (self.copy.ints(children[1]), shapes) else {
+            return self.copy.as_it_is(id);
+        };
+        let Some(groups) = finest(&from, &to) else {
+            return self.copy.as_it_is(id);
+        };
+        let parts: Vec<usize> = groups.concat();
+        let starts: Vec<usize> = (groups.iter())
+            .scan(0, |at, group| {
+                *at += group.len();
+                Some(*at - group.len())
+            })
+            .collect();
+        let moved = order.iter().map(|d| *d as usize);
+        let moved: Vec<i64> = moved
+            .flat_map(|d| (starts[d]..starts[d] + groups[d].len()).map(|i| i as i64))
+            .collect();
+        let apart = self.copy.reshaped(self.copy.place[&x], &sizes(&parts))?;
+        let permuted = self.copy.permuted(apart, &moved)?;
+        let shape = self.copy.shape(id).unwrap_or_default();
+        self.copy.reshaped(permuted, &sizes(&shape))
     }
 
     /// Which operand of a pointwise op is a reshape that copies: of a permutation, and it joins dimensions of that.
@@ -219,6 +270,29 @@ impl Reshaped<'_> {
     }
 }
 
+/// The sizes into which the dimensions of two shapes can both be taken apart, for each dimension of the second one.
+fn finest(from: &[usize], to: &[usize]) -> Option<Vec<Vec<usize>>> {
+    let mut rest = from.iter().copied().filter(|n| *n != 1);
+    let mut left = 1;
+    let mut groups = vec![];
+    for size in to {
+        let (mut group, mut size) = (vec![], *size);
+        while size > 1 {
+            if left == 1 {
+                left = rest.next()?;
+            }
+            let part = left.min(size);
+            if part == 0 || !left.is_multiple_of(part) || !size.is_multiple_of(part) {
+                return None;
+            }
+            group.push(part);
+            (left, size) = (left / part, size / part);
+        }
+        groups.push(group);
+    }
+    (left == 1 && rest.next().is_none()).then_some(groups)
+}
+
 fn sizes(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|n| *n as i64).collect()
 }
@@ -257,7 +331,7 @@ fn repeats(own: &[usize], from: &[usize], to: &[usize]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{repeats, splits};
+    use super::{finest, repeats, splits};
 
     #[test]
     fn operands_that_repeat() {
@@ -270,6 +344,19 @@ mod tests {
         }
         assert!(!repeats(&[1, 1, 4, 49], &[2, 64, 4, 49], &[512, 49]));
         assert!(repeats(&[49], &[2, 64, 4, 49], &[512, 49]));
+    }
+
+    #[test]
+    fn dimensions_of_two_shapes() {
+        let windows = finest(&[16, 192, 3, 3, 14, 14], &[16, 6, 32, 9, 196]);
+        assert_eq!(
+            windows,
+            Some(vec![vec![16], vec![6], vec![32], vec![3, 3], vec![14, 14]])
+        );
+        assert_eq!(finest(&[4, 1, 6], &[1, 2, 12]), Some(vec![vec![], vec![2], vec![2, 6]]));
+        assert_eq!(finest(&[4, 9], &[6, 6]), None);
+        assert_eq!(finest(&[4, 9], &[4, 3]), None);
+        assert_eq!(finest(&[0, 9], &[0, 9]), None);
     }
 
     #[test]
