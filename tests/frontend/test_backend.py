@@ -463,3 +463,43 @@ def test_norms_whose_statistics_nobody_reads_are_steps_of_plans(dtype: torch.dty
 def test_unfolded_images_are_views(how: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Unfold(3, **how), nn.ReLU())
     assert "aten.im2col.default" not in _targets(model, torch.randn(2, 3, 8, 9))
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "twice": {"scale_factor": 2},
+    "other": {"size": (9, 13)},
+    "smaller": {"scale_factor": (0.5, 1.7)},
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_images_are_resized_by_torchs_kernel(mode: str, size: str, layout: torch.memory_format) -> None:
+    corners = {"align_corners": size == "other"} if mode.startswith("bi") else {}
+    model = nn.Sequential(nn.Tanh(), nn.Upsample(mode=mode, **SIZES[size], **corners), nn.ReLU())
+    x = torch.randn(2, 3, 8, 9).to(memory_format=layout)
+    targets = _targets(model, x)
+    assert [t for t in targets if "upsample" in t]
+    assert not [t for t in targets if "index" in t]
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="hypatia")
+        assert compiled(x).stride() == model(x).stride()
+        torch.testing.assert_close(compiled(-x), model(-x))
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("linear", (2, 3, 8)), ("nearest", (2, 3, 8)), ("trilinear", (1, 2, 3, 4, 5))]
+)
+def test_other_dimensions_are_resized_by_torchs_kernel(mode: str, sizes: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Upsample(scale_factor=2, mode=mode))
+    assert [t for t in _targets(model, torch.randn(sizes)) if "upsample" in t]
+
+
+def test_images_of_open_sizes_are_resized() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU())
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="hypatia", dynamic=True)
+        for n in (8, 9, 12):
+            x = torch.randn(2, 3, n, n + 1)
+            torch.testing.assert_close(compiled(x), model(x))

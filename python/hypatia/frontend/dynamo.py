@@ -23,7 +23,7 @@ from ..capture import (
     repeated_writes,
     source_names,
     tangents,
-    whole_attention,
+    whole_calls,
 )
 from ..capture.op_facts import changed_inputs, changes, changes_inputs
 from ..capture.rewritten import windows
@@ -72,7 +72,7 @@ def hypatia(
     noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
     masks = constant_masks.simplified(gm)
-    whole_attention.hide(gm)
+    whole_calls.hide(gm)
     if torch.is_grad_enabled():
         channels_last.turned(gm)
     gm.recompile()
@@ -135,7 +135,7 @@ def _compile_part(
     inputs: list[str],
     masks: list[str],
 ) -> object:
-    whole_attention.show(gm)
+    whole_calls.show(gm)
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
