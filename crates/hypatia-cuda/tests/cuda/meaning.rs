@@ -79,6 +79,10 @@ const PROGRAMS: &[(&str, Holds)] = &[
 (tuple (linear w:[3,18] none (reshape v [2,12,18])))",
         |s| matches!(s, Task::Region(r) if r.shape == [2, 2, 3, 2, 3, 3, 2]),
     ),
+    (
+        "(let x (reshape (permute x:[1,3,4,5,6,7] [0,1,3,2,4,5]) [1,15,24,7])) (tuple (tanh (add x r:[1,15,24,7])))",
+        |s| matches!(s, Task::Region(r) if r.shape == [1, 3, 5, 4, 6, 7] && r.inputs.len() == 2),
+    ),
     // What repeats is computed where it is read.
     (
         "(tuple (mul x:[4,5,6] (rsqrt (add (sum (mul x x) [-1] true) 1e-5))) (exp (add x (tanh b:[6]))))",

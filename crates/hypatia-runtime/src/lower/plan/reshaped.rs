@@ -4,7 +4,8 @@
 //! A pass over the inlined program. What such an op reads is seen in the later shape; operands that repeat along all
 //! dimensions that change do so in both. A softmax of rows is one of rows in any shape, so that the reshape follows it.
 //! A reshape that has to copy, since what it reads is permuted, follows the pointwise op after it: that op copies. If
-//! its result is permuted again and copied once more, for a product or another reshape, that is one copy.
+//! its result is permuted again and copied once more, for a product or another reshape, that is one copy. Matrices of a
+//! product that are swapped, and whose batches are put together, are copied as they lie and swapped then.
 
 use egg::Id;
 use hypatia_core::ir::node::Op;
@@ -39,6 +40,7 @@ pub(super) fn pushed(source: Inlined) -> Result<Inlined> {
             Some(Place::AfterSoftmax(x)) => reshaped.softmax(id, x)?,
             Some(Place::AfterPointwise(at)) => reshaped.copying(id, at)?,
             Some(Place::AfterPermutation(x)) => reshaped.permuted_once(id, x)?,
+            Some(Place::BeforeSwap(x)) => reshaped.swapped_last(id, x)?,
             None => reshaped.copy.as_it_is(id)?,
         };
         reshaped.copy.note(id, new);
@@ -56,6 +58,8 @@ enum Place {
     AfterPointwise(usize),
     /// Behind the permutation, which is of this node then.
     AfterPermutation(Id),
+    /// Before the last two dimensions of this node are swapped.
+    BeforeSwap(Id),
 }
 
 struct Reshaped<'a> {
@@ -76,6 +80,38 @@ impl Reshaped<'_> {
             .or_else(softmax)
             .or_else(|| self.copied(id).map(Place::AfterPointwise))
             .or_else(|| self.copied_twice(id).map(Place::AfterPermutation))
+            .or_else(|| self.swapped(id).map(Place::BeforeSwap))
+    }
+
+    /// What a node has the last two dimensions swapped of, if it puts others together for a product.
+    fn swapped(&self, id: Id) -> Option<Id> {
+        let reader = self.readers.get(&id).filter(|_| self.uses.get(&id) == Some(&1))?;
+        if self.copy.name(id) != "reshape" || self.copy.name(*reader) != "bmm" || self.copy.is_weight(id) {
+            return None;
+        }
+        let swap = self.copy.children(id)[0];
+        let mut order = match self.copy.name(swap) == "permute" && self.uses.get(&swap) == Some(&1) {
+            true => self.copy.ints(self.copy.children(swap)[1])?,
+            false => return None,
+        };
+        let (from, to) = (self.copy.shape(swap)?, self.copy.shape(id)?);
+        let (rank, last) = (order.len(), to.len().checked_sub(2)?);
+        if rank < 4 || to[last..] != from[rank - 2..] {
+            return None;
+        }
+        order.swap(rank - 2, rank - 1);
+        let whole = order.iter().enumerate().all(|(at, d)| at as i64 == *d);
+        whole.then(|| self.copy.children(swap)[0])
+    }
+
+    fn swapped_last(&mut self, id: Id, x: Id) -> Result<Id> {
+        let mut shape = self.copy.shape(id).unwrap_or_default();
+        let mut order: Vec<i64> = (0..shape.len() as i64).collect();
+        let last = shape.len() - 2;
+        shape.swap(last, last + 1);
+        order.swap(last, last + 1);
+        let whole = self.copy.reshaped(self.copy.place[&x], &sizes(&shape))?;
+        self.copy.permuted(whole, &order)
     }
 
     /// What a node is the permutation of a reshape of, if that is permuted itself and the node is to be copied.
@@ -299,7 +335,8 @@ fn sizes(shape: &[usize]) -> Vec<i64> {
 
 /// Whether a shape is another one with dimensions taken apart, at least one of them.
 fn splits(shape: &[usize], parts: &[usize]) -> bool {
-    let mut rest = parts.iter();
+    let more = |n: &&usize| **n > 1;
+    let mut rest = parts.iter().filter(more);
     let mut whole = |n: &usize| {
         let mut product = 1;
         while product < *n {
@@ -311,9 +348,8 @@ fn splits(shape: &[usize], parts: &[usize]) -> bool {
         product == *n
     };
     !shape.contains(&0)
-        && parts.len() > shape.len()
-        && parts.iter().all(|n| *n > 1)
-        && shape.iter().filter(|n| **n > 1).all(&mut whole)
+        && parts.iter().filter(more).count() > shape.iter().filter(more).count()
+        && shape.iter().filter(more).all(&mut whole)
         && rest.next().is_none()
 }
 
@@ -362,7 +398,8 @@ mod tests {
     #[test]
     fn dimensions_taken_apart() {
         assert!(splits(&[2, 56, 56, 128], &[2, 8, 7, 8, 7, 128]));
-        assert!(splits(&[6], &[2, 3]));
+        assert!(splits(&[6], &[2, 3]) && splits(&[1, 6, 1], &[1, 2, 1, 3]));
+        assert!(!splits(&[1, 6], &[6, 1, 1]));
         assert!(!splits(&[4, 6], &[2, 3, 4]));
         assert!(!splits(&[6, 4], &[2, 4, 3]));
         assert!(!splits(&[6], &[6]));
