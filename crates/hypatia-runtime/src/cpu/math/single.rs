@@ -171,14 +171,12 @@ pub fn exp<const FMA: bool>(x: f32) -> f32 {
     exp_reduced::<FMA>(r) * power_of_two(half) * power_of_two(bits.wrapping_sub(half))
 }
 
-/// eˣ for x that is not above zero.
+/// eˣ for x that is not above zero; zero where the result would be denormal.
 #[inline(always)]
 pub fn exp_below<const FMA: bool>(x: f32) -> f32 {
-    // What is hidden is minus infinity: computing a result that is too small for any number takes a hundred times as long.
-    let nothing = x < -104.0;
-    let (bits, r) = reduce::<FMA, { BIAS + DEEP }>(if nothing { 0.0 } else { x });
-    let result = exp_reduced::<FMA>(r) * power_of_two(bits) * SHALLOW;
-    if nothing { 0.0 } else { result }
+    let (bits, r) = reduce::<FMA, BIAS>(x);
+    let result = exp_reduced::<FMA>(r) * power_of_two(bits);
+    if x < -87.0 { 0.0 } else { result }
 }
 
 /// eˣ - 1.

@@ -147,13 +147,13 @@ fn signs_of_zero_stay() {
 
 #[test]
 fn exponentials_below_zero() {
-    for i in 0..1_040_000 {
+    for i in 0..870_000 {
         let x = i as f32 * -1e-4;
         let error = error(single::exp_below::<true>(x), f64::from(x).exp());
         assert!(error <= 2.0, "{error} ulp at {x}");
     }
     assert_eq!(single::exp_below::<true>(-0.0), 1.0);
-    assert_eq!(single::exp_below::<true>(-104.5), 0.0);
+    assert_eq!(single::exp_below::<true>(-87.5), 0.0);
     assert_eq!(single::exp_below::<true>(f32::NEG_INFINITY), 0.0);
     assert!(single::exp_below::<true>(f32::NAN).is_nan());
 }
