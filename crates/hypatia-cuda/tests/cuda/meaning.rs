@@ -88,6 +88,14 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (mul x:[4,5,6] (rsqrt (add (sum (mul x x) [-1] true) 1e-5))) (exp (add x (tanh b:[6]))))",
         |s| matches!(s, Task::Region(r) if r.region.meaning().instructions.len() == 3),
     ),
+    (
+        "(tuple (mul x:[4,5,6] (tanh (roll y:[6] [2] [0]))) (add x (exp (pad z:[5] [1,0] 0.5))))",
+        |s| matches!(s, Task::Region(r) if r.shape == [4, 5, 6]),
+    ),
+    (
+        "(tuple (mul x:[4,5,6] (tanh (cat -1 (exp y:[3]) z:[3]))))",
+        |s| matches!(s, Task::Region(r) if r.shape == [4, 5, 6]),
+    ),
     // Two groups of channels that are added: no reduction.
     (
         "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))

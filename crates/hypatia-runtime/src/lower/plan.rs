@@ -388,10 +388,12 @@ impl<'a> Lowering<'a> {
             let single = self.uses[usize::from(child)] == 1;
             let alike = !pointwise || self.shape(child).map(|s| s.0).ok() == self.shape(root).map(|s| s.0).ok();
             let free = !self.inside[usize::from(child)] && !self.tails.contains_key(&child);
-            let computed = self.pointwise[usize::from(child)] && !self.source.weight[usize::from(child)];
-            if single && free && computed && (alike || self.is_repeated(child, root)) {
+            let computed = single && self.is_free_pointwise(child);
+            if computed && alike {
                 self.inside[usize::from(child)] = true;
                 self.absorb(child);
+            } else if computed && let Some(ops) = self.repeated(child, root) {
+                ops.iter().for_each(|op| self.inside[usize::from(*op)] = true);
             } else if single && alike && free && pointwise && self.absorb_read(child) {
                 self.inside[usize::from(child)] = true;
             } else if single

@@ -45,10 +45,8 @@ impl Lowering<'_> {
 
     pub(super) fn absorb_parts(&mut self, parts: &[Id]) {
         for part in parts {
-            let at = usize::from(*part);
-            let free = !self.inside[at] && !self.tails.contains_key(part) && !self.source.weight[at];
-            if self.uses[at] == 1 && free && self.pointwise[at] {
-                self.inside[at] = true;
+            if self.uses[usize::from(*part)] == 1 && self.is_free_pointwise(*part) {
+                self.inside[usize::from(*part)] = true;
                 self.absorb(*part);
             }
         }

@@ -160,18 +160,27 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a node is so little work, and so much smaller than the region that reads it, that the region computes it
-    /// for each of its elements: a step of its own would take longer.
-    pub(super) fn is_repeated(&self, id: Id, reader: Id) -> bool {
+    /// A node and the pointwise nodes that it alone is made of, if that is so little work, and so much smaller than the
+    /// region that reads it, that the region computes it for each of its elements: a step of its own would take longer.
+    /// What else it is made of is read as it lies.
+    pub(super) fn repeated(&self, id: Id, reader: Id) -> Option<Vec<Id>> {
         let size = |id: Id| self.shape(id).map_or(0, |(shape, _)| shape.iter().product::<usize>());
-        let mut ops = 0;
-        let mut stack = vec![id];
-        while let Some(id) = stack.pop() {
-            ops += 1;
-            let children = self.program.node(id).children.iter().copied();
-            stack.extend(children.filter(|c| self.uses[usize::from(*c)] == 1 && self.pointwise[usize::from(*c)]));
+        if !self.can.computes_repeated || LESS * size(id) > size(reader) {
+            return None;
         }
-        self.can.computes_repeated && ops <= REPEATED && LESS * size(id) <= size(reader)
+        let (mut ops, mut at) = (vec![id], 0);
+        while at < ops.len() && ops.len() <= REPEATED {
+            let children = self.program.node(ops[at]).children.iter().copied();
+            ops.extend(children.filter(|c| self.uses[usize::from(*c)] == 1 && self.is_free_pointwise(*c)));
+            at += 1;
+        }
+        (ops.len() <= REPEATED).then_some(ops)
+    }
+
+    /// Whether a region may compute a node.
+    pub(super) fn is_free_pointwise(&self, id: Id) -> bool {
+        let at = usize::from(id);
+        self.pointwise[at] && !self.inside[at] && !self.source.weight[at] && !self.tails.contains_key(&id)
     }
 
     /// Whether a node casts numbers of 16 bits to wider ones.
