@@ -163,13 +163,20 @@ class Overflows(TorchDispatchMode):
         if self.made:
             return func(*args, **(kwargs or {}))
         finite = all(bool(a.detach().isfinite().all()) for a in operands)
+        if not finite and not func._schema.is_mutable:
+            # Other rows may overflow beside one that has an infinity already.
+            without = [a.nan_to_num(1.0, 1.0, 1.0) if _has_numbers(a) else a for a in args]
+            self._look(func(*without, **(kwargs or {})), made=True)
         result = func(*args, **(kwargs or {}))
+        self._look(result, made=finite)
+        return result
+
+    def _look(self, result: Any, *, made: bool) -> None:
         for value in result if isinstance(result, (tuple, list)) else [result]:
             if _has_numbers(value):
                 limit = torch.finfo(value.dtype).max / HEADROOM
                 self.seen |= not bool((value.detach().abs() < limit).all())
-                self.made |= finite and not bool(value.detach().isfinite().all())
-        return result
+                self.made |= made and not bool(value.detach().isfinite().all())
 
     def _cast(self, value: torch.Tensor, dtype: torch.dtype | None) -> None:
         """What an integer type has no place for becomes one or another number."""

@@ -37,6 +37,7 @@ pub const ABILITIES: Abilities = Abilities {
     // Its kernels read 16 bytes at a time.
     aligned_attention: true,
     attention_as_query: true,
+    decodes: &[DType::BF16, DType::F16],
     channels_last: Some(Images {
         dtypes: PRODUCTS,
         // In fp32 torch lets convolutions take TF32, and products not.

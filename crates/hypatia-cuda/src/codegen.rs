@@ -5,6 +5,7 @@
 //! dtypes are written into the text; the outermost size is a number that the kernel is given, so that another batch size
 //! needs no other kernel. Elements are read and written 16 bytes at a time where strides and alignment allow it.
 
+mod attention;
 mod body;
 mod columns;
 mod depthwise;
@@ -20,6 +21,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
+pub use attention::Attention;
 pub use columns::{Columns, columns};
 pub use depthwise::Depthwise;
 use hypatia_core::ty::DType;

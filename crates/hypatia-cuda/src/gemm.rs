@@ -12,7 +12,7 @@ mod tune;
 mod tests;
 
 pub use problem::{Epilogue, Factor, Problem, Slab};
-pub use tune::{Budget, Scratch, Trial, Tuned, Tuning, Verdict, scratch_bytes, tune};
+pub use tune::{Budget, Launch, Scratch, Trial, Tuned, Tuning, Verdict, compare, scratch_bytes, tune};
 
 use std::sync::{Mutex, PoisonError};
 
@@ -29,7 +29,8 @@ pub fn version() -> Result<usize> {
 
 /// What the record of a problem on a device is kept under: all that decides which algorithm is best.
 pub fn record_key(device: &Device, problem: &Problem) -> Result<String> {
-    Ok(format!("{problem} on {} by {}", device.name(), version()?))
+    let turns = if problem.weights() > 1 { " in turns" } else { "" };
+    Ok(format!("{problem}{turns} on {} by {}", device.name(), version()?))
 }
 
 /// How cuBLASLt was found.

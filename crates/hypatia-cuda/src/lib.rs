@@ -12,6 +12,7 @@
 //! | [`codegen`] | pointwise regions and row ops as CUDA C++ |
 //! | [`gemm`] | matrix products with epilogues; algorithms are checked before they are timed |
 //! | [`fp32`] | fp32 products by tensor cores, as exact as without them |
+//! | `few` | 16-bit products of few rows, at the speed of memory |
 //! | `interleaved` | 16-bit products whose rows are no multiple of 16 bytes |
 //! | [`setting`] | what choosing kernels depends on |
 //! | [`plan`] | plans: steps over device memory |
@@ -21,6 +22,7 @@ mod abilities;
 pub mod codegen;
 pub mod driver;
 mod error;
+mod few;
 pub mod fp32;
 pub mod gemm;
 mod interleaved;

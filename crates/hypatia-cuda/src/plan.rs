@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Call, Handed};
-use hypatia_runtime::plan::{DepthwiseStep, Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp};
+use hypatia_runtime::plan::{
+    AttentionStep, DepthwiseStep, Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp,
+};
 
 use crate::abilities::ABILITIES;
 use crate::codegen::{self, Operand as Lying};
@@ -146,6 +148,7 @@ impl Bound {
                     Ready::Kernel(codegen::rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])?.load(device)?)
                 }
                 Task::Depthwise(d) => Ready::Kernel(depthwise(&plan, d)?.load(device)?),
+                Task::Attention(a) => Ready::Kernel(attention(device, &plan, a)?.load(device)?),
                 Task::Torch(_) => Ready::Torch,
             });
         }
@@ -338,6 +341,15 @@ impl Bound {
                 // SAFETY: promised by the caller.
                 unsafe { kernel.launch(stream, &addresses) }
             }
+            (Task::Attention(a), Ready::Kernel(kernel)) => {
+                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
+                for o in [&a.q, &a.k, &a.v].into_iter().chain(&a.mask) {
+                    addresses.push(operand(o)?);
+                }
+                addresses.push(value(a.y)?);
+                // SAFETY: promised by the caller.
+                unsafe { kernel.launch(stream, &addresses) }
+            }
             _ => Err(Error::unsupported("a step without a kernel")),
         }
     }
@@ -381,6 +393,22 @@ fn depthwise(plan: &Plan, d: &DepthwiseStep) -> Result<Kernel> {
         inputs: d.inputs.iter().map(|o| o.as_ref().map(|o| lying(plan, o))).collect(),
     };
     depthwise.kernel()
+}
+
+/// The kernel of attention with one query for each head.
+fn attention(device: &Device, plan: &Plan, a: &AttentionStep) -> Result<Kernel> {
+    let (&[batch, groups, heads, width], &[_, _, keys, _]) = (&a.q.shape[..], &a.k.shape[..]) else {
+        return Err(Error::unsupported("attention of other dimensions"));
+    };
+    let attention = codegen::Attention {
+        sizes: [batch, groups, heads, keys, width],
+        q: lying(plan, &a.q),
+        k: lying(plan, &a.k),
+        v: lying(plan, &a.v),
+        mask: a.mask.as_ref().map(|m| lying(plan, m)),
+        scale: a.scale,
+    };
+    attention.kernel(device.arch(), device.multiprocessors() as usize)
 }
 
 /// How an operand of a kernel lies in memory.

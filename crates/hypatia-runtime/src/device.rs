@@ -53,6 +53,8 @@ pub struct Abilities {
     pub aligned_attention: bool,
     /// Attention writes its result in the order in which its query lies in memory.
     pub attention_as_query: bool,
+    /// Element types of attention with one query for each head that is a step; otherwise it is a call into torch.
+    pub decodes: &'static [DType],
     /// Images of convolutions have their channels last.
     pub channels_last: Option<Images>,
     /// Convolutions and poolings of each channel by itself, of images with channels last, are steps for windows of at
@@ -123,6 +125,7 @@ impl Abilities {
         norm_statistics: None,
         aligned_attention: false,
         attention_as_query: false,
+        decodes: &[],
         channels_last: None,
         depthwise: None,
         whole_addends: false,

@@ -17,8 +17,8 @@ use crate::cpu::linear::Packed;
 use crate::error::Error;
 use crate::kernels::call::{Call, Prepared};
 pub use crate::step::{
-    BatchStep, ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep,
-    Task, TorchStep, Value, ValueId, Window, WindowOp,
+    AttentionStep, BatchStep, ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool,
+    RegionStep, RowStep, Task, TorchStep, Value, ValueId, Window, WindowOp,
 };
 use crate::tuning::Database;
 pub use device::Cpu;

@@ -20,8 +20,8 @@ use crate::kernels::region::{Instruction, Op, Read, Region, Scalar};
 use crate::kernels::rowwise::RowOp;
 use crate::plan::Memory;
 use crate::step::{
-    BatchStep, ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, Pool, RegionStep, RowStep,
-    Task, ValueId, WindowOp,
+    AttentionStep, BatchStep, ColumnKind, ColumnStep, DepthwiseStep, LinearStep, NormStep, Operand, Plan, Pool,
+    RegionStep, RowStep, Task, ValueId, WindowOp,
 };
 
 /// The plainest abilities: products alone, of any values, and nothing that saves time.
@@ -100,10 +100,8 @@ fn unsupported(why: impl Into<String>) -> Error {
 fn is_served(step: &Task) -> bool {
     match step {
         Task::Linear(l) => l.gradient.keeps.is_none() && l.gradient.masked.is_none(),
-        Task::Batch(_) | Task::Region(_) | Task::Rows(_) | Task::Columns(_) | Task::Norm(_) | Task::Depthwise(_) => {
-            true
-        }
         Task::Torch(_) => false,
+        _ => true,
     }
 }
 
@@ -126,6 +124,7 @@ impl Running<'_> {
             Task::Columns(c) => self.columns(c),
             Task::Norm(n) => self.norm(n),
             Task::Depthwise(d) => self.depthwise(d),
+            Task::Attention(a) => self.attention(a),
             Task::Torch(t) => Err(unsupported(format!("the reference device has no {}", t.name))),
         }
     }
@@ -338,6 +337,42 @@ impl Running<'_> {
         let given = |o: &Option<Operand>| o.as_ref().map_or_else(|| (last.clone(), x.1), |o| self.read(o));
         let inputs = d.inputs.iter().map(given).collect();
         self.values[d.output] = region(&d.after, inputs, &d.shape)?.remove(0).0.data;
+        Ok(())
+    }
+
+    fn attention(&mut self, a: &AttentionStep) -> Result<()> {
+        // As the op table has it: a head of its own for each query, which sees the keys of its group.
+        let &[batch, groups, heads, width] = &a.q.shape[..] else {
+            return Err(unsupported("attention of other dimensions"));
+        };
+        let as_rows = |(values, dtype): Typed, rows: usize| {
+            let shape = vec![
+                batch,
+                groups * heads,
+                rows,
+                values.data.len() / (batch * groups * heads * rows).max(1),
+            ];
+            array(&(Arr::new(shape, values.data), dtype))
+        };
+        let keys = a.k.shape[2];
+        let shared = |o: &Operand| {
+            let mut repeated = o.clone();
+            repeated.shape.insert(2, heads);
+            repeated.strides.insert(2, 0);
+            as_rows(self.read(&repeated), keys)
+        };
+        let mask = a.mask.as_ref().map_or(attr(Attr::None), |m| as_rows(self.read(m), 1));
+        let (flag, scale) = (attr(Attr::Bool(false)), attr(Attr::float(a.scale)));
+        let operands = [
+            as_rows(self.read(&a.q), 1),
+            shared(&a.k),
+            shared(&a.v),
+            mask,
+            flag,
+            scale,
+        ];
+        debug_assert_eq!(self.plan.values[a.y].numel(), batch * groups * heads * width);
+        self.values[a.y] = eval("attention", &operands)?.remove(0).data;
         Ok(())
     }
 

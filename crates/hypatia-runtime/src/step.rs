@@ -257,6 +257,24 @@ pub struct DepthwiseStep {
     pub output: ValueId,
 }
 
+/// Attention of one query for each head: `softmax(scale · q · kᵀ + mask) · v`. Groups of heads share their keys and values.
+/// A query that sees no key has zeros.
+#[derive(Debug)]
+pub struct AttentionStep {
+    /// `[batch, groups, heads, width]`, rows without gaps, as of keys and values.
+    pub q: Operand,
+    /// `[batch, groups, keys, width]`.
+    pub k: Operand,
+    /// The same.
+    pub v: Operand,
+    /// `[batch, groups, heads, keys]`: true for keys that are seen, or what is added to the scores.
+    pub mask: Option<Operand>,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// What is written, densely, as the queries are.
+    pub y: ValueId,
+}
+
 /// A call into torch.
 #[derive(Debug)]
 pub struct TorchStep {
@@ -287,6 +305,8 @@ pub enum Task {
     Norm(Box<NormStep>),
     /// A convolution or a pooling of each channel by itself.
     Depthwise(Box<DepthwiseStep>),
+    /// Attention of one query for each head.
+    Attention(Box<AttentionStep>),
     /// A call into torch.
     Torch(TorchStep),
 }
@@ -337,6 +357,7 @@ impl Task {
                 .chain(d.inputs.iter().flatten())
                 .map(|o| o.value)
                 .collect(),
+            Task::Attention(a) => [&a.q, &a.k, &a.v].into_iter().chain(&a.mask).map(|o| o.value).collect(),
             Task::Torch(t) => t.reads.iter().map(|o| o.value).collect(),
         }
     }
@@ -366,6 +387,7 @@ impl Task {
             Task::Columns(c) => c.outputs.clone(),
             Task::Norm(n) => n.writes.clone(),
             Task::Depthwise(d) => vec![d.output],
+            Task::Attention(a) => vec![a.y],
             Task::Torch(t) => t.writes.clone(),
         }
     }
@@ -412,6 +434,7 @@ impl Task {
                 };
                 format!("{what} {kh}x{kw}{follows} over {:?}", d.shape)
             }
+            Task::Attention(a) => format!("attention of {:?} to {:?}", a.q.shape, a.k.shape),
             Task::Torch(t) => t.name.clone(),
         }
     }

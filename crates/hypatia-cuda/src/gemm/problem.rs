@@ -4,7 +4,14 @@ use std::fmt;
 
 use hypatia_core::ty::DType;
 
+use super::tune::REPEATS;
 use crate::{Error, Result};
+
+/// Rows of a product that takes as long as reading its weight.
+const FEW: usize = 16;
+/// Bytes of a large weight, and of weights that no cache holds.
+const LARGE: usize = 4 << 20;
+const CACHE: usize = 128 << 20;
 
 /// What is done to the sums before they are written. With `v` for a product, the residual added:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -236,6 +243,16 @@ impl Problem {
     /// The same for as many matrices, one after the other.
     pub fn with_batch(self, batch: usize) -> Problem {
         Problem { batch, ..self }
+    }
+
+    /// How many weights a measurement reads in turns. A product of few rows takes as long as reading its weight; a large
+    /// one was in no cache since the last call, which other weights ran through.
+    pub(super) fn weights(&self) -> usize {
+        let bytes = self.n * self.k * self.input.size();
+        match self.batch == 1 && self.m <= FEW && bytes >= LARGE {
+            true => CACHE.div_ceil(bytes).min(REPEATS),
+            false => 1,
+        }
     }
 
     /// Elements from one row of what the epilogue keeps to the next: bits for a mask.

@@ -17,6 +17,11 @@ pub(super) struct Places {
     /// What the epilogue makes of them, where that is summed again; else 0.
     wants: u64,
     worst: u64,
+    /// Where more copies of the right factor begin, and how far apart they are.
+    copies: u64,
+    apart: u64,
+    /// How many there are, the first one counted.
+    count: usize,
     pub(super) end: u64,
 }
 
@@ -44,13 +49,28 @@ impl Places {
         let summed = problem.epilogue.sums() == Some(Sums::Result);
         let wants = if summed { room(bytes) } else { 0 };
         let worst = room(4);
+        let right = factor_len(&problem.right, problem.k, problem.n, problem.batch) * input;
+        let (apart, count) = (right.next_multiple_of(256), problem.weights());
+        let copies = room((count - 1) * apart);
         Places {
             operands,
             sums,
             wants,
             worst,
+            copies,
+            apart: apart as u64,
+            count,
             end: next,
         }
+    }
+
+    /// Operands of one of several launches: each reads another copy of the right factor, if there are any.
+    pub(super) fn operands_of(&self, number: usize) -> Operands {
+        let right = match number % self.count {
+            0 => self.operands.right,
+            copy => self.copies + (copy as u64 - 1) * self.apart,
+        };
+        Operands { right, ..self.operands }
     }
 }
 
@@ -114,6 +134,14 @@ impl<'a> Reference<'a> {
             let arguments = [address, len as u64, dtype, seed as u64 + 1];
             // SAFETY: promised by the caller; the places are as long as that.
             unsafe { self.fill.launch(self.stream, spread(len), 256, &arguments)? };
+        }
+        for copy in 1..self.places.count {
+            let (address, len) = (self.places.operands_of(copy).right, all[1].2);
+            // SAFETY: as above.
+            unsafe {
+                self.fill
+                    .launch(self.stream, spread(len), 256, &[address, len as u64, input, 2])?;
+            }
         }
         let ([left_row, left_step], [right_step, right_column]) = (steps(&p.left), steps(&p.right));
         if p.n > 1 && p.epilogue.sums().is_none() {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::describe::{Described, Preference};
 use super::reference::{Places, Reference};
-use super::{Problem, Run, handle};
-use crate::driver::{Event, Graph, Stream};
+use super::{Operands, Problem, Run, handle};
+use crate::driver::{Entered, Event, Graph, Stream};
 use crate::sys::{self, Blas, Candidate};
 use crate::{Error, Result};
 
@@ -93,7 +93,7 @@ pub fn scratch_bytes(problem: &Problem, budget: &Budget) -> usize {
 }
 
 /// Launches that one measurement holds, recorded as a graph, so that the host does not slow them down.
-const REPEATS: usize = 16;
+pub(super) const REPEATS: usize = 16;
 /// Products that take longer than this, in microseconds, are launched one by one.
 const LONG: f64 = 100.0;
 
@@ -103,19 +103,7 @@ const LONG: f64 = 100.0;
 /// The scratch memory must be the device's, and nobody else may use it until this returns.
 pub unsafe fn tune(problem: &Problem, stream: Stream, scratch: Scratch, budget: &Budget) -> Result<Tuning> {
     let began = Instant::now();
-    if scratch.bytes < scratch_bytes(problem, budget) {
-        return Err(Error::unsupported(format!(
-            "{problem}: tuning needs {} bytes and was given {}",
-            scratch_bytes(problem, budget),
-            scratch.bytes
-        )));
-    }
-    let _current = stream.device().enter()?;
-    if stream.is_capturing()? {
-        return Err(Error::unsupported(format!(
-            "{problem}: cannot be tuned while a graph is captured"
-        )));
-    }
+    let _current = ready(problem, stream, scratch, budget)?;
     let mut described = Described::new(problem)?;
     let places = Places::from(problem, scratch.address, budget.workspace);
     described.point(&places.operands)?;
@@ -135,9 +123,9 @@ pub unsafe fn tune(problem: &Problem, stream: Stream, scratch: Scratch, budget: 
             break;
         }
         let limit = best.map_or(f64::INFINITY, |b| b.microseconds);
+        let way = Proposed { run: &run, candidate };
         // SAFETY: as above.
-        let verdict = unsafe { attempt(&run, &reference, candidate, stream, &places, limit) }
-            .unwrap_or_else(|e| Verdict::Failed(e.to_string()));
+        let verdict = unsafe { attempt(&way, &reference, stream, &places, limit) };
         if let Verdict::Right(microseconds) = verdict
             && microseconds < limit
         {
@@ -166,6 +154,73 @@ pub unsafe fn tune(problem: &Problem, stream: Stream, scratch: Scratch, budget: 
             trials.iter().map(|t| &t.verdict).collect::<Vec<_>>()
         ))),
     }
+}
+
+/// A way to compute a product.
+pub trait Launch {
+    /// Launches it, within [`Device::enter`](crate::driver::Device::enter).
+    ///
+    /// # Safety
+    /// As of [`Gemm::launch`](super::Gemm::launch).
+    unsafe fn launch(&self, stream: Stream, operands: &Operands) -> Result<()>;
+}
+
+/// An algorithm of the library.
+struct Proposed<'a> {
+    run: &'a Run<'a>,
+    candidate: &'a Candidate,
+}
+
+impl Launch for Proposed<'_> {
+    unsafe fn launch(&self, stream: Stream, operands: &Operands) -> Result<()> {
+        let Candidate {
+            algorithm, workspace, ..
+        } = self.candidate;
+        // SAFETY: promised by the caller.
+        unsafe { self.run.launch(algorithm, *workspace, stream, operands) }
+    }
+}
+
+/// What becomes of ways that are not the library's, each judged and timed as its algorithms are.
+///
+/// # Safety
+/// As of [`tune`]; they work with no more memory than the budget allows.
+pub unsafe fn compare(
+    problem: &Problem,
+    stream: Stream,
+    scratch: Scratch,
+    budget: &Budget,
+    ways: &[&dyn Launch],
+) -> Result<Vec<Verdict>> {
+    let _current = ready(problem, stream, scratch, budget)?;
+    let places = Places::from(problem, scratch.address, budget.workspace);
+    let reference = Reference::new(problem, stream, places)?;
+    // SAFETY: promised by the caller; the memory is long enough.
+    unsafe {
+        reference.draw()?;
+        let all = ways.iter();
+        Ok(all
+            .map(|way| attempt(*way, &reference, stream, &places, f64::INFINITY))
+            .collect())
+    }
+}
+
+/// Refuses what cannot be measured now; else the device is entered.
+fn ready(problem: &Problem, stream: Stream, scratch: Scratch, budget: &Budget) -> Result<Entered> {
+    if scratch.bytes < scratch_bytes(problem, budget) {
+        return Err(Error::unsupported(format!(
+            "{problem}: tuning needs {} bytes and was given {}",
+            scratch_bytes(problem, budget),
+            scratch.bytes
+        )));
+    }
+    let current = stream.device().enter()?;
+    if stream.is_capturing()? {
+        return Err(Error::unsupported(format!(
+            "{problem}: cannot be tuned while a graph is captured"
+        )));
+    }
+    Ok(current)
 }
 
 fn propose(problem: &Problem, described: &Described, stream: Stream, budget: &Budget) -> Result<Vec<Candidate>> {
@@ -205,50 +260,61 @@ fn propose(problem: &Problem, described: &Described, stream: Stream, budget: &Bu
     Ok(found)
 }
 
-/// Runs a proposal, compares and times it.
+/// Runs a way, compares and times it; why it could not be run, if so.
 ///
 /// # Safety
 /// The places must be the caller's alone.
-unsafe fn attempt(
-    run: &Run,
-    reference: &Reference,
-    candidate: &Candidate,
-    stream: Stream,
-    places: &Places,
-    limit: f64,
-) -> Result<Verdict> {
-    let workspace = candidate.workspace;
+unsafe fn attempt(way: &dyn Launch, reference: &Reference, stream: Stream, places: &Places, limit: f64) -> Verdict {
+    // SAFETY: promised by the caller.
+    let tried = unsafe {
+        judged(way, reference, stream, places).and_then(|worst| match worst > 1.0 {
+            true => Ok(Verdict::Wrong(worst)),
+            false => timed(way, stream, places, limit).map(Verdict::Right),
+        })
+    };
+    tried.unwrap_or_else(|e| Verdict::Failed(e.to_string()))
+}
+
+/// How far its result is from what it should be, as a multiple of what is allowed.
+///
+/// # Safety
+/// As of [`attempt`].
+unsafe fn judged(way: &dyn Launch, reference: &Reference, stream: Stream, places: &Places) -> Result<f32> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        reference.poison()?;
+        way.launch(stream, &places.operands)?;
+        reference.judge()
+    }
+}
+
+/// Microseconds of a launch; only roughly, where that is far above the limit.
+///
+/// # Safety
+/// As of [`attempt`].
+unsafe fn timed(way: &dyn Launch, stream: Stream, places: &Places, limit: f64) -> Result<f64> {
     let device = stream.device();
     let (start, end) = (Event::new(device)?, Event::new(device)?);
     // SAFETY: promised by the caller.
-    let once = |stream| unsafe { run.launch(&candidate.algorithm, workspace, stream, &places.operands) };
-    // SAFETY: as above.
-    unsafe {
-        reference.poison()?;
-        once(stream)?;
-        let worst = reference.judge()?;
-        if worst > 1.0 {
-            return Ok(Verdict::Wrong(worst));
-        }
-    }
+    let once = |stream, number| unsafe { way.launch(stream, &places.operands_of(number)) };
     start.record(stream)?;
-    once(stream)?;
+    once(stream, 0)?;
     end.record(stream)?;
     let rough = end.since(&start)?;
     if rough > LONG {
         if rough > 2.0 * limit {
-            return Ok(Verdict::Right(rough));
+            return Ok(rough);
         }
         let mut least = rough;
         for _ in 0..3 {
             start.record(stream)?;
-            once(stream)?;
+            once(stream, 0)?;
             end.record(stream)?;
             least = least.min(end.since(&start)?);
         }
-        return Ok(Verdict::Right(least));
+        return Ok(least);
     }
-    let graph = Graph::record(device, |stream| (0..REPEATS).try_for_each(|_| once(stream)))?;
+    let graph = Graph::record(device, |stream| (0..REPEATS).try_for_each(|i| once(stream, i)))?;
     let mut graph = graph.instantiate()?;
     graph.upload(stream)?;
     let mut least = f64::INFINITY;
@@ -259,5 +325,5 @@ unsafe fn attempt(
         end.record(stream)?;
         least = least.min(end.since(&start)? / REPEATS as f64);
     }
-    Ok(Verdict::Right(least))
+    Ok(least)
 }

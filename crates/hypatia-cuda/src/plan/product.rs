@@ -11,6 +11,7 @@ use super::cut::Cut;
 use super::{LinearStep, Setting, alignment, lying};
 use crate::codegen;
 use crate::driver::{Device, Stream};
+use crate::few::Few;
 use crate::fp32;
 use crate::gemm::{Epilogue, Gemm, Operands, Problem};
 use crate::interleaved::Interleaved;
@@ -29,6 +30,8 @@ enum How {
     Whole(fp32::Product),
     /// What cuBLASLt does faster by rows that start alike.
     Interleaved(Box<Interleaved>),
+    /// What a kernel of ours does faster for few rows.
+    Few(Box<Few>),
     /// What it does faster without the last columns of its left factor.
     Cut(Box<Cut>),
     /// What cuBLASLt does not do as one.
@@ -60,6 +63,15 @@ impl Product {
             {
                 return Ok(Product {
                     how: How::Interleaved(Box::new(interleaved)),
+                    sums: None,
+                });
+            }
+            if let Ok(problem) = &problem
+                // SAFETY: promised by the caller.
+                && let Some(few) = unsafe { faster_few(device, problem, setting) }
+            {
+                return Ok(Product {
+                    how: How::Few(Box::new(few)),
                     sums: None,
                 });
             }
@@ -115,6 +127,7 @@ impl Product {
         match &self.how {
             How::Whole(product) => product.kind(),
             How::Interleaved(_) => "interleaved",
+            How::Few(_) => "few",
             How::Cut(_) => "cut",
             How::Apart(apart) => apart.kind(),
         }
@@ -129,6 +142,7 @@ impl Product {
         let product = match &self.how {
             How::Whole(product) => product.workspace(),
             How::Interleaved(product) => product.workspace(),
+            How::Few(_) => 0,
             How::Cut(product) => product.workspace(),
             How::Apart(apart) => apart.workspace(),
         };
@@ -147,6 +161,7 @@ impl Product {
             match &self.how {
                 How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
                 How::Interleaved(product) => product.launch(stream, &operands)?,
+                How::Few(product) => product.launch(stream, &operands)?,
                 How::Cut(product) => product.launch(stream, &operands)?,
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
@@ -165,13 +180,28 @@ impl Product {
 unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Interleaved> {
     // SAFETY: promised by the caller.
     let found = unsafe { Interleaved::new(device, problem, setting) };
-    let interleaved = found
-        .inspect_err(|e| tracing::debug!("{problem}: not by interleaved rows: {e}"))
-        .ok()??;
+    let took = Interleaved::microseconds;
     // SAFETY: promised by the caller.
-    match unsafe { tuned(device, *problem, setting) } {
-        Ok((_, took)) if took <= interleaved.microseconds() => None,
-        _ => Some(interleaved),
+    unsafe { if_faster(device, problem, setting, found, "by interleaved rows", took) }
+}
+
+/// A product by the kernel for few rows, where that is faster than the library's.
+///
+/// # Safety
+/// The setting's memory is the device's.
+unsafe fn faster_few(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Few> {
+    // SAFETY: promised by the caller.
+    let found = unsafe { Few::new(device, problem, setting) };
+    // SAFETY: promised by the caller.
+    unsafe {
+        if_faster(
+            device,
+            problem,
+            setting,
+            found,
+            "by the kernel for few rows",
+            Few::microseconds,
+        )
     }
 }
 
@@ -182,13 +212,29 @@ unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setti
 unsafe fn faster_cut(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Cut> {
     // SAFETY: promised by the caller.
     let found = unsafe { Cut::new(device, problem, setting) };
-    let cut = found
-        .inspect_err(|e| tracing::debug!("{problem}: not in two parts: {e}"))
+    // SAFETY: promised by the caller.
+    unsafe { if_faster(device, problem, setting, found, "in two parts", Cut::microseconds) }
+}
+
+/// What was found, if there is something and it takes less time than the library's product.
+///
+/// # Safety
+/// The setting's memory is the device's.
+unsafe fn if_faster<W>(
+    device: &'static Device,
+    problem: &Problem,
+    setting: &mut Setting<'_>,
+    found: Result<Option<W>>,
+    how: &str,
+    took: impl Fn(&W) -> f64,
+) -> Option<W> {
+    let way = found
+        .inspect_err(|e| tracing::debug!("{problem}: not {how}: {e}"))
         .ok()??;
     // SAFETY: promised by the caller.
     match unsafe { tuned(device, *problem, setting) } {
-        Ok((_, took)) if took <= cut.microseconds() => None,
-        _ => Some(cut),
+        Ok((_, library)) if library <= took(&way) => None,
+        _ => Some(way),
     }
 }
 

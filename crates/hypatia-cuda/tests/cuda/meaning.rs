@@ -96,6 +96,23 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (mul x:[4,5,6] (tanh (cat -1 (exp y:[3]) z:[3]))))",
         |s| matches!(s, Task::Region(r) if r.shape == [4, 5, 6]),
     ),
+    // One query for each head; keys and values of heads that share them are read where they are.
+    (
+        "(tuple (attention q:bf16[2,3,1,16] k:bf16[2,3,5,16] v:bf16[2,3,5,16] none false none))",
+        |s| matches!(s, Task::Attention(a) if a.k.shape == [2, 3, 5, 16]),
+    ),
+    (
+        "(let k (reshape (expand (reshape k:bf16[2,3,5,16] [2,3,1,5,16]) [2,3,4,5,16]) [2,12,5,16]))
+(let v (reshape (expand (reshape v:bf16[2,3,5,16] [2,3,1,5,16]) [2,3,4,5,16]) [2,12,5,16]))
+(tuple (attention (permute q:bf16[2,1,12,16] [0,2,1,3]) k v m:bf16[2,1,1,5] false 0.3))",
+        |s| matches!(s, Task::Attention(a) if a.k.shape == [2, 3, 5, 16] && a.q.shape == [2, 3, 4, 16]),
+    ),
+    (
+        "(let k (reshape (expand (reshape (permute k:bf16[2,5,3,16] [0,2,1,3]) [2,3,1,5,16]) [2,3,4,5,16]) [2,12,5,16]))
+(let v (reshape (expand (reshape v:bf16[2,3,5,16] [2,3,1,5,16]) [2,3,4,5,16]) [2,12,5,16]))
+(tuple (attention q:bf16[2,12,1,16] k v (lt m:bf16[5] 2) false none) (exp k))",
+        |s| matches!(s, Task::Attention(a) if a.mask.is_some() && a.k.shape == [2, 3, 5, 16]),
+    ),
     // Two groups of channels that are added: no reduction.
     (
         "(let y (conv x:bf16[2,6,6,5] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6))

@@ -8,6 +8,7 @@ mod batches;
 mod calls;
 mod columns;
 mod copying;
+mod decoding;
 mod depthwise;
 mod effects;
 mod gradients;
@@ -297,6 +298,7 @@ impl<'a> Lowering<'a> {
                 self.follow(*id);
             }
             self.absorb_zeros(*id);
+            self.absorb_repeated_heads(*id);
         }
         let reduces = |id: &Id| self.reduction(*id).is_some();
         self.reductions = order.iter().copied().filter(reduces).collect();
@@ -497,6 +499,7 @@ impl<'a> Lowering<'a> {
             _ if self.is_read(id) => self.read_step(id),
             _ if self.join_step(id).is_some() => self.joined_region(id, id),
             _ if self.pool(id).is_some() => self.pool_step(id),
+            _ if self.decodes(id) => self.decode_step(id),
             _ => match self.view(id)? {
                 Some(view) => {
                     self.place.insert(id, view);
