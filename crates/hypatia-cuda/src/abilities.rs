@@ -48,6 +48,7 @@ pub const ABILITIES: Abilities = Abilities {
     depthwise: Some(31),
     whole_addends: true,
     // Launching a kernel takes longer.
+    changes_inputs: true,
     computes_repeated: true,
     any_reads: true,
     puts_together: true,

@@ -63,6 +63,8 @@ pub struct Abilities {
     /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
     /// 16 bits first, as eager torch does on this device.
     pub whole_addends: bool,
+    /// Regions write into inputs that change, and small ones are put together.
+    pub changes_inputs: bool,
     /// A region computes what it reads several times, if that is little work; otherwise that is a step of its own.
     pub computes_repeated: bool,
     /// Regions read within bounds and by index: paddings and gathers are parts of them; otherwise they are calls into
@@ -129,6 +131,7 @@ impl Abilities {
         channels_last: None,
         depthwise: None,
         whole_addends: false,
+        changes_inputs: false,
         computes_repeated: false,
         any_reads: false,
         puts_together: false,

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, disable_current_modes
-from .constant_values import computed, constants_of, copied, drop_unread
+from .constant_values import computed, constants_of, copied, drop_unread, is_closed
 from .op_facts import changes, draws, name_of, says_types
 from .records import value_of
 
@@ -39,6 +39,8 @@ def with_constants(gm: fx.GraphModule, weights: Collection[str]) -> tuple[fx.Gra
         for node, value in values.items():
             if value.dim() == 0:
                 _write_out(node, value)
+            elif value.numel() == 1:
+                _write_out_place(node, value)
     left, held = _MOST_BYTES, dict[str, torch.Tensor]()
     for node, value in values.items():
         size = value.untyped_storage().nbytes()
@@ -104,6 +106,25 @@ def _write_out(node: fx.Node, value: torch.Tensor) -> None:
             continue
         rounded = value.to(known.dtype) if value.device == known.device else value
         user.args = (other, float(rounded))
+
+
+def _write_out_place(node: fx.Node, value: torch.Tensor) -> None:
+    """The same for one place in a list, to which a count is added: the count becomes a list."""
+    if value.dtype != torch.int64:
+        return
+    for user in list(node.users):
+        if user.target is not aten.add.Tensor or user.kwargs or len(user.args) != 2:
+            continue
+        other = user.args[1] if user.args[0] is node else user.args[0]
+        known = value_of(other) if isinstance(other, fx.Node) and other is not node else None
+        result = value_of(user)
+        closed = is_closed(known) and is_closed(result)
+        if not closed or known.dtype != torch.int64 or known.numel() != result.numel():
+            continue
+        with user.graph.inserting_before(user):
+            listed = user.graph.call_function(aten.reshape.default, (other, list(result.shape)))
+        listed.meta["val"] = known.reshape(result.shape)
+        user.args = (listed, int(value))
 
 
 def _range_start(value: torch.Tensor) -> int | None:

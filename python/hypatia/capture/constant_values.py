@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, TorchDispatchMode, disable_current_modes, make_graph_module, pytree
-from .op_facts import changes, draws, name_of
+from .op_facts import changed_by, changes, draws, is_composite, makes_new_memory, name_of
 from .records import value_of
 
 _MOST_BYTES = 64 * 2**20
@@ -150,8 +150,17 @@ def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
 
 
 def _changed(graph: fx.Graph) -> set[fx.Node]:
-    """What ops that change tensors may change: all that these are made of, since they may be views."""
-    return ancestors(read for n in graph.nodes if changes(n.target) for read in n.all_input_nodes)
+    """What ops that change tensors may change: what they write into, and all that this may be a view of."""
+    found: set[fx.Node] = set()
+    stack = [written for node in graph.nodes for written in changed_by(node)]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if not (isinstance(node.target, OpOverload) and makes_new_memory(node.target)) or is_composite(node.target):
+            stack.extend(node.all_input_nodes)
+    return found
 
 
 def _is_functional(graph: fx.Graph) -> bool:

@@ -9,7 +9,6 @@ use crate::nvrtc::Arch;
 use crate::{Error, Result};
 
 const TEXT: &str = include_str!("attention.cu");
-const THREADS: u32 = 256;
 
 /// Blocks of a cluster that may share the keys of a head.
 const SPLITS: [usize; 4] = [1, 2, 4, 8];
@@ -40,14 +39,8 @@ impl Attention {
     pub fn kernel(&self, arch: Arch, multiprocessors: usize) -> Result<Kernel> {
         let [batch, groups, heads, keys, width] = self.sizes;
         let dtype = self.q.dtype;
-        let lanes = width / 8;
-        if !matches!(dtype, DType::BF16 | DType::F16)
-            || !width.is_multiple_of(8)
-            || !lanes.is_power_of_two()
-            || lanes > 32
-            || heads > 8
-            || heads * width > 1024
-        {
+        let halves = matches!(dtype, DType::BF16 | DType::F16);
+        if !halves || !width.is_multiple_of(8) || width > 256 || heads > 8 || heads * width > 1024 {
             return Err(Error::unsupported(format!(
                 "attention of {heads} heads of {width} {dtype}"
             )));
@@ -66,8 +59,11 @@ impl Attention {
         let wanted = |split: &usize| blocks * split >= multiprocessors;
         let mut all = SPLITS.into_iter().filter(fits);
         let split = all.clone().find(wanted).or(all.next_back()).unwrap_or(1);
+        // What a warp leaves takes shared memory, what it has on its way registers.
+        let warps = if width <= 64 && heads * width <= 512 { 16 } else { 8 };
         let source = format!(
             "{PRELUDE}\n#define T {}\n#define WIDTH {width}\n#define HEADS {heads}\n#define SPLIT {split}\n\
+             #define WARPS {warps}\n\
              #define SCALE {:e}\n{}{}{}{mask}{TEXT}",
             stored(dtype),
             self.scale,
@@ -80,7 +76,7 @@ impl Attention {
             name: "attention".into(),
             source,
             blocks: [split, groups, batch].map(|n| n as u32),
-            threads: THREADS,
+            threads: 32 * warps,
             alignments: [16, 16, 16].into_iter().chain(masks).chain([dtype.size()]).collect(),
             numbers: vec![keys as u64],
         })
@@ -137,7 +133,7 @@ mod tests {
             (Arch::new(9, 0), Some(DType::F16)),
             (Arch::new(10, 0), Some(DType::F32)),
         ] {
-            for (heads, width) in [(1, 8), (4, 64), (8, 128), (4, 256)] {
+            for (heads, width) in [(1, 8), (4, 64), (2, 96), (8, 128), (4, 256)] {
                 let made = attention([2, 3, heads, 4096, width], DType::F16, mask).kernel(arch, 132);
                 let made = made.unwrap();
                 nvrtc::compile(&made.name, &made.source, arch).unwrap();

@@ -635,7 +635,7 @@ fn paddings_and_gathers_are_parts_of_regions() {
         // What others read, too, is computed once.
         (
             "(let p (pad x:[4] [1,1] 0.0)) (tuple (exp p) (neg p))",
-            &["copy", "pointwise", "pointwise"],
+            &["copy", "pointwise"],
         ),
         // Numbers that the dtype does not have, and nothing inside.
         ("(tuple (pad x:f16[4] [1,1] 1e5))", &["aten.constant_pad_nd.default"]),

@@ -86,7 +86,7 @@ const PROGRAMS: &[(&str, Holds)] = &[
     // What repeats is computed where it is read.
     (
         "(tuple (mul x:[4,5,6] (rsqrt (add (sum (mul x x) [-1] true) 1e-5))) (exp (add x (tanh b:[6]))))",
-        |s| matches!(s, Task::Region(r) if r.region.meaning().instructions.len() == 3),
+        |s| matches!(s, Task::Region(r) if r.region.meaning().instructions.len() == 7 && r.outputs.len() == 2),
     ),
     (
         "(tuple (mul x:[4,5,6] (tanh (roll y:[6] [2] [0]))) (add x (exp (pad z:[5] [1,0] 0.5))))",

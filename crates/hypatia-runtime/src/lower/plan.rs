@@ -27,6 +27,7 @@ mod products;
 mod reads;
 mod reshaped;
 mod results;
+mod scaled;
 mod slices;
 mod slopes;
 mod small;
@@ -226,6 +227,8 @@ struct Lowering<'a> {
     in_place: FxHashMap<Id, Id>,
     /// The region that is made may put parts together, which it can do once.
     may_join: bool,
+    /// Products of a norm and a weight that the step of the norm computes, and that norm.
+    scaled: FxHashMap<Id, Id>,
     /// Nodes that may be sums of columns, in the order of the program.
     reductions: Vec<Id>,
 }
@@ -260,6 +263,7 @@ impl<'a> Lowering<'a> {
             pointwise: vec![false; program.nodes().len()],
             may_join: false,
             reductions: vec![],
+            scaled: FxHashMap::default(),
             uses,
             users,
             plan: Plan {
@@ -304,6 +308,7 @@ impl<'a> Lowering<'a> {
         self.reductions = order.iter().copied().filter(reduces).collect();
         self.compute_again(&order);
         self.widen_where_read(&order);
+        order.iter().for_each(|id| self.scale_norm(*id));
         for id in order.iter().rev() {
             self.may_join = false;
             if self.row_op(*id).is_some() || self.reductions.contains(id) {
@@ -489,9 +494,10 @@ impl<'a> Lowering<'a> {
             }
             // The parts are views, made where they are taken.
             (_, "split" | "unbind") => Ok(()),
+            _ if self.scaled.contains_key(&id) => self.scaled_norm(id),
             _ if self.pointwise[usize::from(id)] => self.region(id),
             _ if self.reductions.contains(&id) && !self.is_of_rows(id) => self.columns(id),
-            _ if self.row_op(id).is_some() => self.rows(id),
+            _ if self.row_op(id).is_some() => self.rows(id, None),
             _ if self.batch(id).is_some() => self.batch_step(id),
             _ if self.reductions.contains(&id) => self.columns(id),
             _ if self.norm(id).is_some() => self.norm_step(id),

@@ -35,7 +35,7 @@ impl Lowering<'_> {
             (None, None) => 1,
             _ => return None,
         };
-        let row = width.is_multiple_of(8) && (width / 8).is_power_of_two() && width <= WIDTH;
+        let row = width.is_multiple_of(8) && width <= WIDTH;
         let seen = match self.shape(mask) {
             Ok((shape, of)) => shape.len() <= 4 && (of == dtype || matches!(of, DType::Bool | DType::F32)),
             Err(_) => self.is_attr(mask),

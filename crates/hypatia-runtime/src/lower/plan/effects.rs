@@ -138,7 +138,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// What a call writes back into an input of a training step, if a region can.
+    /// What a call writes back into an input, if a region can.
     fn copied_back(&self, id: Id, reads: &[Operand], operands: &[CallOperand]) -> Option<Change> {
         let [CallOperand::Tensor(to), CallOperand::Tensor(from)] = operands[..2] else {
             return None;
@@ -149,7 +149,7 @@ impl Lowering<'_> {
         let alike = dtype(from) == dtype(to) && from.shape == to.shape && !dtype(to).is_complex();
         // Elements of a tensor that repeats are not to be written side by side.
         let each = to.shape.iter().zip(&to.strides).all(|(n, s)| *n <= 1 || *s > 0);
-        let good = copies && alike && each && self.wish.saved && from.value != to.value;
+        let good = copies && alike && each && self.can.changes_inputs && from.value != to.value;
         good.then(|| Change {
             from: from.clone(),
             to: to.clone(),

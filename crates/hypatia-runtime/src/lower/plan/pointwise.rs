@@ -236,7 +236,8 @@ impl Lowering<'_> {
         })
     }
 
-    pub(super) fn rows(&mut self, id: Id) -> Result<()> {
+    /// A row op; with a node that multiplies its rows by a weight, the step is that of this node.
+    pub(super) fn rows(&mut self, id: Id, scale: Option<(Id, Id)>) -> Result<()> {
         let (op, reduced) = self.row_op(id).ok_or_else(|| no_plan("an op on other dimensions"))?;
         let children = self.program.node(id).children.clone();
         let x = children[0];
@@ -296,7 +297,12 @@ impl Lowering<'_> {
             }
             rows = rows.with_epilogue(Region::new(&types, code, &[at], Rounding::AtStores)?)?;
         }
-        let output = self.new_value(id)?;
+        if let Some((_, weight)) = scale {
+            let (scaled, operand) = self.with_scale(rows, weight, &shape)?;
+            rows = scaled;
+            inputs.push(operand);
+        }
+        let output = self.new_value(scale.map_or(id, |(product, _)| product))?;
         let after = if op.reduces() {
             shape[..shape.len() - reduced].to_vec()
         } else {

@@ -1,6 +1,7 @@
-//! Small pointwise steps of training plans, put together: each alone takes longer to start than to run.
+//! Small pointwise steps, put together: each alone takes longer to start than to run.
 //!
-//! A batch norm moves its running statistics and counts its batches, and so does every other one. Steps over the same
+//! A batch norm moves its running statistics and counts its batches, and so does every other one; each layer of a decoder
+//! counts its tokens. Steps over the same
 //! sizes are one, as long as nobody reads what they write in between. What is written back into inputs is written by
 //! such a step at once, not into memory of its own and from there by a copy.
 
@@ -27,9 +28,13 @@ pub(super) struct Change {
 impl Lowering<'_> {
     /// Puts small steps together.
     pub(super) fn merge_small(&mut self) -> Result<()> {
-        if !self.wish.saved || !self.in_place.is_empty() {
+        if !self.can.changes_inputs {
             return Ok(());
         }
+        // What a call into torch changes in between is read where it was.
+        let changed: Vec<ValueId> = (self.in_place.values())
+            .filter_map(|input| self.given.get(input).map(|o| o.value))
+            .collect();
         let mut open: BTreeMap<(bool, Vec<usize>), Vec<usize>> = BTreeMap::new();
         let mut groups = vec![];
         for (at, step) in self.plan.steps.iter().enumerate() {
@@ -46,7 +51,7 @@ impl Lowering<'_> {
                 !closed
             });
             let Task::Region(r) = step else { continue };
-            if is_small(r) {
+            if is_small(r) && !r.inputs.iter().any(|o| changed.contains(&o.value)) {
                 let alike = (r.outputs.is_empty(), r.shape.clone());
                 let members = open.entry(alike.clone()).or_default();
                 members.push(at);
