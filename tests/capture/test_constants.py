@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 import hypatia
@@ -239,3 +241,44 @@ def test_arithmetic_with_one_number_has_the_number(entry: str, dtype: torch.dtyp
         assert_as_close_as_eager(found, model(x), exact)
         assert found.dtype == dtype
     assert not any(n.op == "get_attr" or "sqrt" in str(n.target) for r in reports for n in r.after.nodes)
+
+
+class Cache(nn.Module):
+    """Places that depend on no input, beside changes in place of what does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(8, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(1) + self.count
+        self.kept.index_copy_(0, places, x)
+        seen = torch.arange(8) <= places
+        changed = torch.arange(4.0)
+        changed.view(2, 2).add_(x.sum())
+        self.count.add_(1)
+        return (self.kept * seen[:, None]).sum(0) + changed
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+def test_places_are_constants_beside_changes_in_place(entry: str) -> None:
+    torch.manual_seed(0)
+    model, twin = Cache(), Cache()
+    graphs: list[fx.Graph] = []
+    folded = constant_folding.with_constants
+
+    def noted(gm: fx.GraphModule, weights: Any) -> Any:
+        found = folded(gm, weights)
+        graphs.append(found[0].graph)
+        return found
+
+    with torch.no_grad(), mock.patch.object(constant_folding, "with_constants", noted):
+        x = torch.randn(1, 4)
+        call = hypatia.compile(model, x) if entry == "compile" else torch.compile(model, backend="hypatia")
+        for _ in range(3):
+            x = torch.randn(1, 4)
+            torch.testing.assert_close(call(x), twin(x))
+            torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    left = [n for n in graphs[0].nodes if n.target is torch.ops.aten.arange.default]
+    assert not left, graphs[0]

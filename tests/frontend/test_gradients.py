@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,20 @@ def test_optimize_differentiates_copies_in_place() -> None:
     leaves = (x, *model.parameters())
     expected = torch.autograd.grad(model(x).square().sum(), leaves)
     torch.testing.assert_close(torch.autograd.grad(graph(x).square().sum(), leaves), expected)
+
+
+@pytest.mark.parametrize("verify", ["off", None])
+def test_optimize_differentiates_batch_norms_that_move_their_statistics(verify: str | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    twin = copy.deepcopy(model)
+    x = torch.randn(2, 3, 5, 6, requires_grad=True)
+    graph = hypatia.optimize(model, x, options={"verify": verify})
+    for _ in range(2):
+        leaves, others = (x, *model.parameters()), (x, *twin.parameters())
+        expected = torch.autograd.grad(twin(x).square().sum(), others)
+        torch.testing.assert_close(torch.autograd.grad(graph(x).square().sum(), leaves), expected)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
 
 
 OVERWRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -158,7 +158,8 @@ def _changed(graph: fx.Graph) -> set[fx.Node]:
         if node in found:
             continue
         found.add(node)
-        if not (isinstance(node.target, OpOverload) and makes_new_memory(node.target)) or is_composite(node.target):
+        op = node.target
+        if not isinstance(op, OpOverload) or not makes_new_memory(op) or is_composite(op):
             stack.extend(node.all_input_nodes)
     return found
 

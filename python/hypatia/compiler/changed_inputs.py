@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..capture.op_facts import changed_inputs, changes_inputs
+from ..capture.op_facts import changed_inputs, changes_inputs, name_of
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -23,7 +23,7 @@ def protect(captured: fx.GraphModule, optimized: fx.GraphModule) -> None:
     for node in list(optimized.graph.nodes):
         if node.name not in known or node.op not in ("placeholder", "get_attr"):
             continue
-        new = [u for u in node.users if not changes_inputs(u) and u.target not in known[node.name]]
+        new = [u for u in node.users if _keeps_what_changes(u, known[node.name])]
         if not new:
             continue
         with optimized.graph.inserting_before(new[0]):
@@ -35,6 +35,14 @@ def protect(captured: fx.GraphModule, optimized: fx.GraphModule) -> None:
     if done:
         optimized.graph.lint()
         optimized.recompile()
+
+
+def _keeps_what_changes(user: fx.Node, known: set[object]) -> bool:
+    """Whether autograd would keep what a node reads, and find it changed. A batch norm moves its statistics
+    itself; its functional form reads them, and they are moved later."""
+    if changes_inputs(user):
+        return False
+    return user.target not in known or name_of(user.target).endswith("_functional")
 
 
 def _readers(node: fx.Node) -> set[object]:

@@ -16,6 +16,7 @@ from ..capture.op_facts import changed_inputs, changes_inputs, effects_of, name_
 from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..capture.trace import NotFunctionalError, as_written, captured
+from ..compiler.changed_inputs import protect
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
 from ..execute import choose
@@ -150,6 +151,8 @@ def optimized(
     freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
     weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
     weights -= _changed(gm)
+    if not freeze:
+        protect(gm, gm)
     kind = "inference" if freeze else "training"
 
     request = Request(parsed, kind, frozenset(weights), autograd=not freeze)
