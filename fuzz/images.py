@@ -135,7 +135,8 @@ def _norm(b: Builder, x: str) -> str | None:
     if kind == "group":
         groups = b.one(*[g for g in (1, 2, 3, 4, channels) if channels % g == 0])
         return b.emit(f"F.group_norm({{0}}, {groups}, {{1}}, {{2}})", x, scale, shift)
-    if kind == "instance":
+    # Of one image torch's gradient on a CPU is wrong where what comes in is transposed.
+    if kind == "instance" and not (b.training and b.shape(x)[0] == 1):
         return b.emit("F.instance_norm({0})", x)
     rows = b.emit("{0}.permute(0, 2, 3, 1)", x)
     rows = b.emit(f"F.layer_norm({{0}}, ({channels},), {{1}}, {{2}})", rows, scale, shift)

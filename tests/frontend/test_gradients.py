@@ -162,7 +162,8 @@ def test_optimize_differentiates_copies_in_place() -> None:
 @pytest.mark.parametrize("verify", ["off", None])
 def test_optimize_differentiates_batch_norms_that_move_their_statistics(verify: str | None) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.ReLU(), nn.BatchNorm2d(4), norm)
     twin = copy.deepcopy(model)
     x = torch.randn(2, 3, 5, 6, requires_grad=True)
     graph = hypatia.optimize(model, x, options={"verify": verify})

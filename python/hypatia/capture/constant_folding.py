@@ -116,8 +116,9 @@ def _write_out_place(node: fx.Node, value: torch.Tensor) -> None:
         if user.target is not aten.add.Tensor or user.kwargs or len(user.args) != 2:
             continue
         other = user.args[1] if user.args[0] is node else user.args[0]
-        known = value_of(other) if isinstance(other, fx.Node) and other is not node else None
-        result = value_of(user)
+        if not isinstance(other, fx.Node) or other is node:
+            continue
+        known, result = value_of(other), value_of(user)
         closed = is_closed(known) and is_closed(result)
         if not closed or known.dtype != torch.int64 or known.numel() != result.numel():
             continue

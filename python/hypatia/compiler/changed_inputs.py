@@ -26,7 +26,7 @@ def protect(captured: fx.GraphModule, optimized: fx.GraphModule) -> None:
         new = [u for u in node.users if _keeps_what_changes(u, known[node.name])]
         if not new:
             continue
-        with optimized.graph.inserting_before(new[0]):
+        with optimized.graph.inserting_before(next(n for n in optimized.graph.nodes if n in new)):
             copy = optimized.graph.call_function(_CLONE, (node,))
         copy.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
         for user in new:
