@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from test_plans import _assert_calls_right, _assert_right, _compiled
@@ -112,3 +114,42 @@ def check_tf32_as_torch_allows_it() -> str:
                     _assert_right(compiled(x), model, x)
                 errors[allowed] = (compiled(x) - model(x)).abs().max().item()
     return f"difference to eager with TF32 {errors[True]:.1e}, without {errors[False]:.1e}"
+
+
+class Up(nn.Module):
+    """Transposed convolutions among others, as in a U-Net."""
+
+    def __init__(self, groups: int, **options: Any) -> None:
+        super().__init__()
+        self.down = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        )
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2, groups=groups, **options)
+        self.last = nn.Conv2d(8, 5, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(x).relu()
+        return self.last(self.up(x).relu()).mean((2, 3))
+
+
+def check_transposed_convolutions() -> str:
+    """Of all dtypes, with what torch's op can be told."""
+    count = 0
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"bias": False},
+        {"output_padding": 1},
+        {"padding": 1, "dilation": 2},
+    )
+    for dtype, groups, options in itertools.product(
+        (torch.float32, torch.bfloat16, torch.float16, torch.float64), (1, 2), ways
+    ):
+        torch.manual_seed(0)
+        model = Up(groups, **options).cuda().to(dtype).eval()
+        x = torch.randn(2, 3, 18, 26, device="cuda", dtype=dtype)
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+            for value in (x, x.to(memory_format=torch.channels_last)):
+                compiled = _compiled(model, value)
+                _assert_right(compiled(value), model, value)
+                count += 1
+    return f"{count} calls"

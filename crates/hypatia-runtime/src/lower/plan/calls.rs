@@ -88,7 +88,9 @@ impl Lowering<'_> {
             if t.device != self.device && !is_number(t) {
                 return Err(no_plan("a value on another device"));
             }
-            let layout = opaque.and_then(|o| self.wish.layouts.result(&o.name, at));
+            let last = opaque.is_some_and(|o| self.transposes_images(id, o));
+            let last = last.then(|| channels_last_strides(&shape));
+            let layout = opaque.and_then(|o| last.as_deref().or(self.wish.layouts.result(&o.name, at)));
             // What torch would see several times is written once for each.
             let layout = layout.filter(|strides| strides.iter().zip(&shape).all(|(s, n)| *s != 0 || *n < 2));
             let like = reads.first().and_then(|q| self.strides_like(id, q, &shape));
@@ -145,7 +147,11 @@ impl Lowering<'_> {
                     let operand = match opaque {
                         // Calls that the table does not know may depend on how their operands lie in memory.
                         Some(o) if !o.changes.contains(&operands.len()) => {
-                            let wanted = self.wish.layouts.read(&o.name, operands.len());
+                            let last = match operands.len() < 2 && self.transposes_images(id, o) {
+                                true => Some(channels_last_strides(&self.shape(child)?.0)),
+                                false => None,
+                            };
+                            let wanted = last.as_deref().or(self.wish.layouts.read(&o.name, operands.len()));
                             match wanted.and_then(|strides| order(&self.shape(child).ok()?.0, strides)) {
                                 Some(lying) if self.is_free_weight(child) => self.constant_lying(child, &lying)?,
                                 _ => {
@@ -243,6 +249,18 @@ impl Lowering<'_> {
     fn is_imprecise_over_channels_last(&self, id: Id) -> bool {
         let onednn = |how: &Images| how.by == Convolutions::Onednn;
         self.name(id) == "group_norm" && self.can.channels_last.as_ref().is_some_and(onednn)
+    }
+
+    /// Whether a call that the table does not know is a transposed convolution among images with channels last: cuDNN
+    /// reads and writes them so, too.
+    fn transposes_images(&self, id: Id, call: &Opaque) -> bool {
+        let by = self.can.channels_last.as_ref().map(|images| images.by);
+        let image = |(shape, dtype): (Vec<usize>, DType)| shape.len() == 4 && self.can.turns_images_of(dtype);
+        call.target == "aten.convolution.default"
+            && self.source.images
+            && !self.wish.saved
+            && by == Some(Convolutions::Cudnn)
+            && self.shape(id).is_ok_and(image)
     }
 
     /// Whether a node is a convolution whose images have channels last.
