@@ -345,7 +345,7 @@ def _doubtful(
     steady, moved = e.isfinite(), torch.zeros_like(own)
     for member in members:
         m = member.double()
-        agreed |= _same(mine, member) & ~mine.isfinite()
+        agreed |= _same(mine, member) & ~(mine.isfinite() & e.isfinite())
         own = torch.fmax(own, (m - x).abs().nan_to_num(0.0, 0.0, 0.0))
         # Where a rounding decides whether eager overflows, only float64 is left to judge by.
         agreed |= (m.isfinite() != e.isfinite()) & ~mine.isfinite()

@@ -92,6 +92,24 @@ fn a_norm_without_eps_takes_that_of_what_it_computes_in() {
 }
 
 #[test]
+fn a_norm_that_is_rounded_and_then_scaled_is_one_step() {
+    for (text, want) in [
+        ("(tuple (mul w:bf16[6] (rms_norm x:bf16[4,6] [6] none 1e-5)))", 1),
+        ("(tuple (mul (layer_norm x:f16[4,6] [6] none none 1e-5) w:f16[6]))", 1),
+        // The region that reads it multiplies.
+        ("(tuple (exp (mul w:bf16[6] (rms_norm x:bf16[4,6] [6] none 1e-5))))", 2),
+        // Others read the norm, or what it is multiplied by changes.
+        (
+            "(let n (rms_norm x:bf16[4,6] [6] none 1e-5)) (tuple n (mul w:bf16[6] n))",
+            2,
+        ),
+        ("(tuple (mul y:bf16[6] (rms_norm x:bf16[4,6] [6] none 1e-5)))", 2),
+    ] {
+        assert_eq!(steps(text).len(), want, "{text}: {:?}", steps(text));
+    }
+}
+
+#[test]
 fn casts_to_wider_numbers_are_made_where_they_are_read() {
     let statistics = "(let x (cast x:bf16[4,9] float32))
 (let m (amax x [-1] true))
