@@ -1,4 +1,4 @@
-//! CUDA C++ text of pointwise regions, row ops, column sums, norms, losses and depthwise convolutions.
+//! CUDA C++ text of pointwise regions, row ops, column sums, norms, losses, depthwise convolutions and attention of one query.
 //!
 //! Regions and row ops ([`Region`](hypatia_runtime::kernels::region::Region),
 //! [`Rowwise`](hypatia_runtime::kernels::rowwise::Rowwise)) mean here what they mean on a CPU. Strides, inner sizes and

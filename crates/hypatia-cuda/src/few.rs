@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use hypatia_core::ty::DType;
-use hypatia_runtime::tuning::{Entry, Key};
+use hypatia_runtime::tuning::Entry;
 
 use crate::driver::{Device, Function, Stream};
-use crate::gemm::{Epilogue, Launch, Operands, Problem, Scratch, Verdict, compare, record_key, scratch_bytes};
-use crate::setting::Setting;
+use crate::gemm::{Epilogue, Launch, Operands, Problem, Scratch, Verdict, compare, scratch_bytes};
+use crate::setting::{Setting, key_of};
 use crate::{Error, Result, kernel, nvrtc};
 
 const SOURCE: &str = include_str!("few.cu");
@@ -72,13 +72,7 @@ impl Shape {
     }
 
     fn name(self) -> String {
-        let Shape {
-            rows,
-            warps,
-            depth,
-            per,
-        } = self;
-        format!("{rows}x{warps}x{depth}x{per}")
+        format!("{}x{}x{}x{}", self.rows, self.warps, self.depth, self.per)
     }
 
     fn source(self, problem: &Problem) -> String {
@@ -132,15 +126,7 @@ impl Few {
         if !Few::serves(problem) {
             return Ok(None);
         }
-        let key = Key {
-            device: device.name().into(),
-            libraries: format!("{} {VERSION}", record_key(device, problem)?),
-            op: "few rows".into(),
-            shape: vec![problem.m, problem.n, problem.k],
-            dtype: problem.input.name().into(),
-            layout: String::new(),
-            threads: 0,
-        };
+        let key = key_of(device, problem, "few rows", Some(VERSION))?;
         let times = match setting.database.get(&key) {
             Some(entry) => entry.times,
             None => {

@@ -31,6 +31,20 @@ pub struct Setting<'a> {
     pub torch: &'a mut dyn FnMut(&str) -> Result<Box<dyn Call>>,
 }
 
+/// What measurements of a product are kept under. Kernels of ours have a version: those of others do not count.
+pub(crate) fn key_of(device: &Device, problem: &Problem, op: &str, version: Option<u32>) -> Result<Key> {
+    let version = version.map_or_else(String::new, |v| format!(" {v}"));
+    Ok(Key {
+        device: device.name().into(),
+        libraries: record_key(device, problem)? + &version,
+        op: op.into(),
+        shape: vec![problem.batch, problem.m, problem.n, problem.k],
+        dtype: problem.input.name().into(),
+        layout: String::new(),
+        threads: 0,
+    })
+}
+
 /// A product by the algorithm that the database knows, or that is found now.
 ///
 /// # Safety
@@ -40,15 +54,7 @@ pub(crate) unsafe fn tuned(
     problem: Problem,
     setting: &mut Setting<'_>,
 ) -> Result<(Gemm, f64)> {
-    let key = Key {
-        device: device.name().into(),
-        libraries: record_key(device, &problem)?,
-        op: "gemm".into(),
-        shape: vec![problem.batch, problem.m, problem.n, problem.k],
-        dtype: problem.input.name().into(),
-        layout: String::new(),
-        threads: 0,
-    };
+    let key = key_of(device, &problem, "gemm", None)?;
     let known = setting.database.get(&key);
     let known = known.and_then(|e| serde_json::from_slice::<Tuned>(&e.data).ok());
     if let Some(tuned) = known

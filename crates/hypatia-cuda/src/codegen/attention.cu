@@ -2,7 +2,7 @@
 //
 // After the prelude and before this text: T, the type of the numbers; WIDTH of a head; HEADS, queries that share keys and
 // values; MASK, the type of the mask (NO_MASK is defined if there is none); SPLIT, blocks of a cluster, which share keys;
-// SCALE; strides, all of the dimensions batch, group of heads, head and key: Q0, Q1, Q2; K0, K1, K3; V0, V1, V3; M0 to M3.
+// WARPS of a block; SCALE; strides, all of the dimensions batch, group of heads, head and key: Q0, Q1, Q2; K0, K1, K3; V0, V1, V3; M0 to M3.
 #define SMALLEST __int_as_float(0xff800000)
 // Of a query or a key a thread has eight numbers in each 32, of a value eight in each 64.
 #define STEPS ((WIDTH + 31) / 32)

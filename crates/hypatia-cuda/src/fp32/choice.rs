@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hypatia_runtime::tuning::{Entry, Key};
+use hypatia_runtime::tuning::Entry;
 
 use super::pieces::{self, Pieces};
 use super::tiles::{self, Shape, TOPS, Tiles};
@@ -10,9 +10,9 @@ use super::trials::{self, Trials, counts};
 use super::{Linear, Product, Way};
 use crate::Result;
 use crate::driver::Device;
-use crate::gemm::{Gemm, Problem, record_key};
+use crate::gemm::{Gemm, Problem};
 use crate::nvrtc;
-use crate::setting::{Setting, tuned};
+use crate::setting::{Setting, key_of, tuned};
 
 /// Of the kernels here; measurements of others do not count.
 const VERSION: u32 = 1;
@@ -34,15 +34,7 @@ pub unsafe fn choose(
         // SAFETY: promised by the caller.
         return Ok(unsafe { tuned(device, problem, setting)?.0 }.into());
     };
-    let key = Key {
-        device: device.name().into(),
-        libraries: format!("{} {VERSION}", record_key(device, &problem)?),
-        op: "linear fp32".into(),
-        shape: vec![problem.m, problem.n, problem.k],
-        dtype: problem.input.name().into(),
-        layout: String::new(),
-        threads: 0,
-    };
+    let key = key_of(device, &problem, "linear fp32", Some(VERSION))?;
     let times = match setting.database.get(&key) {
         Some(entry) => entry.times,
         None => {
