@@ -21,7 +21,7 @@ from hypatia.execute import native, timing
 from hypatia.execute.cuda_graph import CopiesOut
 from hypatia.frontend import step_forms
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
-from hypatia.verifier import compare
+from hypatia.verifier import reference
 
 
 class Layers(nn.Module):
@@ -378,7 +378,7 @@ def test_passes_in_16_bits_are_kept() -> None:
 
 def test_what_depends_on_16_bits_is_coarse() -> None:
     gm = torch.export.export(Halves(), (torch.randn(4, 4),)).module()
-    found = {n.name for n in compare.narrower(gm.graph, torch.float32)}
+    found = {n.name for n in reference.narrower(gm.graph, torch.float32)}
     (output,) = gm.graph.find_nodes(op="output")
     first, second = output.args[0]
     assert (first.name in found, second.name in found) == (True, False)

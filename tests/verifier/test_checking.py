@@ -113,6 +113,21 @@ def test_a_jump_is_not_taken_for_the_square_of_a_rounding() -> None:
     assert not _compared(lambda x: (torch.floor(x * 1.0) + x,), (x,), lambda t: t - 1).ok
 
 
+def test_elements_that_depend_on_the_sign_of_a_zero_are_not_judged() -> None:
+    """A product's zero may have a sign or not, in eager, too; all other elements are judged as before."""
+    zero, one = torch.zeros(2), torch.ones(2, 2)
+    x = torch.stack([zero, one[0]])
+
+    def angles(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.atan2(torch.zeros_like(x), x @ y),)
+
+    def turned(row: int) -> Any:
+        return lambda t: torch.where(torch.arange(2)[:, None] == row, math.pi - t, t)
+
+    assert _compared(angles, (x, one), turned(0)).ok
+    assert not _compared(angles, (x, one), turned(1)).ok
+
+
 def _gradient_judged(function: Any, ours: Any, x: torch.Tensor) -> bool:
     gm = torch.export.export(_Wrapped(function), (x,)).module()
     (node,) = gm.graph.find_nodes(op="placeholder")

@@ -11,14 +11,15 @@ import torch
 from torch import fx
 
 from .._torch import pytree
-from ..capture.op_facts import changes_inputs, name_of
+from ..capture.op_facts import name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
 from ..execute.changes import RandomState
 from .gradients import gradients_of
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
-from .reference import Script, Stream
+from .reference import Script, Stream, narrower
+from .zero_signs import depend_on_signs
 
 SHORT_SHIFTS = 2.0
 """How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
@@ -171,17 +172,9 @@ class Comparer:
                 )
             return
         wide = self.references.stream(script, self.inputs, self.random, wide=True)
-        doubtful: dict[fx.Node, tuple[Result, object, object]] = {}
+        doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
-            result = judge(
-                node.name,
-                values[node],
-                theirs,
-                exact,
-                coarse=node in self.coarse,
-                narrow=node in self.narrow,
-                tf32=self.tf32,
-            )
+            result = self._judge(node, values[node], theirs, exact)
             comparison.results.append(result)
             if not result.ok:
                 doubtful[node] = (result, theirs, exact)
@@ -190,10 +183,14 @@ class Comparer:
         if doubtful:
             self._second_look(values, doubtful, comparison)
 
+    def _judge(self, node: fx.Node, mine: object, theirs: object, exact: object) -> Result:
+        coarse, narrow = node in self.coarse, node in self.narrow
+        return judge(node.name, mine, theirs, exact, coarse=coarse, narrow=narrow, tf32=self.tf32)
+
     def _second_look(
         self,
         values: dict[fx.Node, Any],
-        doubtful: dict[fx.Node, tuple[Result, object, object]],
+        doubtful: dict[fx.Node, tuple[Result, Any, Any]],
         comparison: Comparison,
     ) -> None:
         """A result whose float64 value moves as much when inputs and results of ops are moved by half a
@@ -204,6 +201,12 @@ class Comparer:
             if not same(once, again):
                 result.ok = True
                 comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
+        open_ones = {n: e for n, (r, _, e) in doubtful.items() if not r.ok}
+        for node, free in depend_on_signs(self.gm, self.inputs, self.random, open_ones).items():
+            result, theirs, exact = doubtful[node]
+            mine, eager = (v.masked_fill(free, 0) for v in (values[node], theirs))
+            vars(result).update(vars(self._judge(node, mine, eager, exact.masked_fill(free, 0))))
+            comparison.notes.append(f"{node.name}: what depends on the sign of a zero is not judged")
         wrong = {n: (r, e) for n, (r, _, e) in doubtful.items() if not r.ok and r.error < float("inf")}
         if not wrong:
             return
@@ -332,19 +335,3 @@ class Comparer:
                 stream = Stream(self.whole, self.inputs, self.random, seed=seed, **how)
                 self._moved[seed] = gradients_of(dict(stream), self.leaves.values())
         return self._moved[seed]
-
-
-def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:
-    """Nodes that have fewer digits than a dtype, or depend on one that has."""
-    limit = torch.finfo(than).eps
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        value = value_of(node)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        if any(is_float(v) and eps_of(v) > limit for v in values) or not found.isdisjoint(
-            node.all_input_nodes
-        ):
-            found.add(node)
-            if changes_inputs(node):
-                found.update(node.all_input_nodes[:1])
-    return found

@@ -56,7 +56,7 @@ def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
         apart = _largest(left.double() - right.double())
         if apart < float("inf"):
             return apart == 0
-    return torch.equal(left, right) or bool(_equal(left, right).all())
+    return torch.equal(left, right) or bool(equal(left, right).all())
 
 
 def is_float(value: object) -> bool:
@@ -126,7 +126,7 @@ def judge(
     if not ok and own == float("inf"):
         # Eager overflowed where float64 does not; its infinities are no measure, but its finite values are.
         ok = all(
-            (_equal(a, b) | ((a - c).abs() <= allowed)).all()
+            (equal(a, b) | ((a - c).abs() <= allowed)).all()
             for a, b, c in zip(_chunks(mine), _chunks(eager), _chunks(exact), strict=True)
         )
     return Result(name, kind, error, own, direct, scale, allowed, bool(ok))
@@ -204,9 +204,10 @@ def _largest(values: torch.Tensor) -> float:
 
 def _largest_unequal(left: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference; equal infinities and NaNs do not differ, other NaNs differ infinitely."""
-    difference = (left.double() - right).abs().masked_fill(_equal(left, right), 0.0)
+    difference = (left.double() - right).abs().masked_fill(equal(left, right), 0.0)
     return _largest(difference.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
 
-def _equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Flags of the elements that are equal; NaN is NaN's equal."""
     return (left == right) | ((left != left) & (right != right))

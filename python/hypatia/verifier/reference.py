@@ -20,6 +20,7 @@ from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, i
 from ..capture.records import module_of, value_of
 from ..execute.changes import RandomState
 from ..timeline import EAGER, WIDE, stage
+from .judge import eps_of, is_float
 from .wide_weights import WEIGHT_PLACES, can_stay, widened_call
 
 _WIDE = {
@@ -37,6 +38,13 @@ _EXACT_NAMES = """
 """
 _EXACT = frozenset(_EXACT_NAMES.split())
 """Ops that round nothing: their results are among their operands, or whole numbers."""
+
+_SUM_NAMES = """
+    sum mean mm bmm addmm baddbmm linear matmul convolution conv1d conv2d conv3d mv dot addmv einsum cumsum
+    native_layer_norm native_group_norm layer_norm group_norm scaled_dot_product_attention
+"""
+_SUMS = frozenset(_SUM_NAMES.split())
+"""Ops that add: whether a zero of theirs has a sign depends on where the kernel begins, in eager, too."""
 
 _AS_WRITTEN = {torch.ops.aten.view.dtype, torch.ops.aten.nextafter.default}
 """Ops that mean something else in another precision."""
@@ -111,8 +119,11 @@ class Stream:
         nudge_inputs: bool = True,
         roundings: float = 0.5,
         seed: int = 0,
+        signs: int | None = None,
     ) -> None:
+        """With ``signs``, zeros that sums return are all negative, all positive or either, by lot."""
         self.script = script
+        self.signs = signs
         self.wide = wide
         self.nudge = nudge
         self.nudge_inputs = nudge_inputs
@@ -162,6 +173,7 @@ class Stream:
         try:
             if self.wide and not step.as_written:
                 value = self._run_wide(step)
+                value = self._signed(step.node, value) if self.signs is not None else value
                 return self._moved(step.node, value) if self.nudge else value
             if self.wide:
                 return self._run_narrow(step)
@@ -212,6 +224,20 @@ class Stream:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise
             return self._run_narrow(step)
+
+    def _signed(self, node: fx.Node, value: Any) -> object:
+        """A sum's zeros with other signs."""
+        if (
+            name_of(node.target) not in _SUMS
+            or not isinstance(value, torch.Tensor)
+            or not value.is_floating_point()
+        ):
+            return value
+        negative = torch.full(value.shape, self.signs == 0)
+        if self.signs is not None and self.signs > 1:
+            negative = torch.rand(value.shape, generator=self.dice) < 0.5
+        signs = torch.where(negative, -1.0, 1.0).to(value)
+        return torch.where(value == 0, value.copysign(signs), value)
 
     def _moved(self, node: fx.Node, value: Any) -> object:
         """A result moved by roundings of the dtype that the graph has it in, if the op rounds."""
@@ -305,3 +331,19 @@ def _narrowed(value: object, recorded: object) -> object:
     if isinstance(value, torch.Tensor) and isinstance(recorded, torch.Tensor):
         return value.to(recorded.dtype)
     return value
+
+
+def narrower(graph: fx.Graph, than: torch.dtype) -> set[fx.Node]:
+    """Nodes that have fewer digits than a dtype, or depend on one that has."""
+    limit = torch.finfo(than).eps
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = value_of(node)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(is_float(v) and eps_of(v) > limit for v in values) or not found.isdisjoint(
+            node.all_input_nodes
+        ):
+            found.add(node)
+            if changes_inputs(node):
+                found.update(node.all_input_nodes[:1])
+    return found
