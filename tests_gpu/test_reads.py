@@ -99,6 +99,48 @@ def check_rolls() -> str:
     return f"{count} cases"
 
 
+PARTS = [
+    ((3, 5), (3, 4)),
+    ((2, 64, 9, 9), (2, 16, 9, 9), (2, 8, 9, 9)),
+    ((2, 10, 7, 8), (2, 3, 7, 8), (2, 20, 7, 8), (2, 1, 7, 8)),
+    ((4, 1, 96), (4, 196, 96)),
+    ((2, 3, 5), (2, 4, 5), (2, 3, 5), (2, 3, 5), (2, 1, 5), (2, 2, 5)),
+]
+"""Shapes of parts that differ along the second dimension."""
+
+
+def check_parts() -> str:
+    """Parts of different sizes put together: dtypes, layouts, what follows, repeated and sliced parts."""
+    torch.manual_seed(0)
+    count = 0
+    for dtype, shapes in itertools.product((*FLOATS, *WHOLE), PARTS):
+        parts = [_random(shape, dtype) for shape in shapes]
+        what = f"{dtype} {shapes}"
+        put = lambda *parts: torch.cat(parts, 1)  # noqa: E731
+        _assert_same(what, put, *parts)
+        # Along the last dimension, which lies side by side, and of what lies otherwise.
+        _assert_same(what + " last", lambda *p: torch.cat([x.transpose(1, -1) for x in p], -1), *parts)
+        turned = [x.transpose(1, -1).contiguous() for x in parts]
+        _assert_same(what + " turned", lambda *p: torch.cat(p, -1), *turned)
+        count += 3
+        if not dtype.is_floating_point:
+            continue
+        y = torch.randn_like(put(*parts))
+        _assert_same(what + " add", lambda y, *p: (torch.cat([x * 2 for x in p], 1) + y).relu(), y, *parts)
+        wide = [torch.cat([x, x], -1) for x in parts]
+        _assert_same(what + " sliced", lambda *p: torch.cat([x[..., 1:-2] for x in p], 1).exp(), *wide)
+        first = parts[0][:1]
+        rest = parts[1:]
+        f = lambda x, *p: torch.cat([x.expand(p[0].shape[0], *x.shape[1:]), *p], 1) * 0.5  # noqa: E731
+        _assert_same(what + " expanded", f, first, *rest)
+        count += 3
+        if len(shapes[0]) == 4:
+            last = [x.contiguous(memory_format=torch.channels_last) for x in parts]
+            _assert_same(what + " channels last", lambda *p: torch.cat(p, 1).relu(), *last)
+            count += 1
+    return f"{count} cases"
+
+
 def check_paddings() -> str:
     """All dtypes and sizes, alone and with what follows and what is before."""
     torch.manual_seed(0)

@@ -138,18 +138,29 @@ impl Running<'_> {
     /// What a region sees of one of its inputs.
     fn read_as(&self, r: &RegionStep, input: usize) -> Typed {
         let o = &r.inputs[input];
-        let (data, dtype) = (&self.values[o.value], self.plan.values[o.value].dtype);
-        let element = |i: &[usize]| match r.reads.get(input) {
+        let element = |i: &[usize]| self.element_read(r, input, i);
+        (Arr::from_fn(o.shape.clone(), element), self.plan.values[o.value].dtype)
+    }
+
+    fn element_read(&self, r: &RegionStep, input: usize, i: &[usize]) -> f64 {
+        let o = &r.inputs[input];
+        let data = &self.values[o.value];
+        let inside = |before: &[usize], sizes: &[usize]| {
+            let moved = i.iter().zip(before).map(|(i, b)| i.checked_sub(*b));
+            let inside = moved.collect::<Option<Vec<_>>>();
+            inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n))
+        };
+        match r.reads.get(input) {
             None | Some(Read::Plain) => data[place(o, i)],
-            Some(Read::Within { before, sizes, outside }) => {
-                let moved = i.iter().zip(before).map(|(i, b)| i.checked_sub(*b));
-                let inside = moved.collect::<Option<Vec<_>>>();
-                match (inside.filter(|i| i.iter().zip(sizes).all(|(i, n)| i < n)), outside) {
-                    (Some(i), _) => data[place(o, &i)],
-                    (None, Scalar::Float(x)) => *x,
-                    (None, Scalar::Int(i)) => *i as f64,
-                }
-            }
+            Some(Read::Within { before, sizes, outside }) => match (inside(before, sizes), outside) {
+                (Some(i), _) => data[place(o, &i)],
+                (None, Scalar::Float(x)) => *x,
+                (None, Scalar::Int(i)) => *i as f64,
+            },
+            Some(Read::Beside { before, sizes, other }) => match inside(before, sizes) {
+                Some(i) => data[place(o, &i)],
+                None => self.element_read(r, *other, i),
+            },
             Some(Read::Rolled { by }) => {
                 let rolled = i.iter().zip(by).zip(&o.shape).map(|((i, by), n)| (i + by) % n);
                 data[place(o, &rolled.collect::<Vec<_>>())]
@@ -161,8 +172,7 @@ impl Running<'_> {
                     _ => f64::NAN,
                 }
             }
-        };
-        (Arr::from_fn(o.shape.clone(), element), dtype)
+        }
     }
 
     fn write(&mut self, o: &Operand, array: &Arr) {

@@ -5,7 +5,7 @@ use hypatia_runtime::kernels::region::{Read, Region};
 use super::body::{body, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
 use super::reads::Bounds;
-use super::space::{Space, blocks, index_type, pack_width};
+use super::space::{Space, blocks, index_type};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
@@ -32,14 +32,14 @@ pub fn reading(
         return Err(Error::unsupported("a pointwise kernel without results"));
     }
     let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
-    let bounds = Bounds::new(shape, inputs, reads)?;
+    let mut bounds = Bounds::new(shape, inputs, reads)?;
     let lying = operands.iter().map(|o| o.strides.clone());
     let strides: Vec<_> = lying.chain(bounds.counters()).collect();
     // Without elements nothing is launched, but the text must still be right.
     let empty = shape.contains(&0);
     let sizes: Vec<usize> = shape.iter().map(|n| (*n).max(1)).collect();
     let space = Space::ordered_by(&sizes, &strides, inputs.len());
-    let width = pack_width(None, &bounds.packed(&space, operands.len()), &operands);
+    let width = bounds.width(&space, operands.len(), &operands);
     let slot = |i: usize| {
         let (letter, n) = if i < inputs.len() {
             ('x', i)
@@ -55,11 +55,8 @@ pub fn reading(
         }
     };
     let mut used = inputs_used(region);
-    bounds.marks_indices(&mut used);
-    let source = |i: usize| {
-        let index = |by: usize| slot(by).element();
-        bounds.source((i, &inputs[i].strides), slot(i), &space, operands.len(), index)
-    };
+    bounds.marks_others(&mut used);
+    let source = |i: usize| bounds.source(i, inputs, &slot, &space, operands.len());
     let taken: String = (0..inputs.len())
         .filter(|i| used[*i])
         .map(|i| source(i).read(width))

@@ -1,4 +1,4 @@
-//! How a thread reads the inputs of a region: as their strides say, within bounds, rolled, or by index.
+//! How a thread reads the inputs of a region: as their strides say, within bounds, several as one, rolled, or by index.
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::{Read, Scalar};
@@ -6,7 +6,7 @@ use hypatia_runtime::kernels::region::{Read, Scalar};
 use super::Operand;
 use super::body::literal;
 use super::pack::Slot;
-use super::space::Space;
+use super::space::{Space, pack_width};
 use crate::{Error, Result};
 
 /// An input inside a loop over packs.
@@ -21,6 +21,7 @@ enum From {
         /// Whether all of a pack is inside, as far as the dimensions above say, and element `j` of it; empty if so.
         pack: String,
         element: String,
+        /// What is read there.
         outside: String,
     },
     Rolled {
@@ -44,16 +45,31 @@ pub(super) struct Bounds<'a> {
     reads: &'a [Read],
     /// Of the dimensions with bounds, in order.
     dims: Vec<usize>,
+    /// No pack is on both sides of a bound, along the innermost dimension either.
+    whole_packs: bool,
+}
+
+/// Positions before what lies in memory and its sizes, where the rest is read elsewhere.
+fn bounds_of(read: &Read) -> Option<(&[usize], &[usize])> {
+    match read {
+        Read::Within { before, sizes, .. } | Read::Beside { before, sizes, .. } => Some((before, sizes)),
+        Read::Plain | Read::Rolled { .. } | Read::At { .. } => None,
+    }
 }
 
 impl<'a> Bounds<'a> {
     /// Refuses reads that do not fit.
     pub(super) fn new(shape: &'a [usize], inputs: &[Operand], reads: &'a [Read]) -> Result<Bounds<'a>> {
-        let fits = |read: &Read| match read {
+        let within = |before: &[usize], sizes: &[usize]| {
+            let inside = |d: usize| sizes[d] > 0 && before[d] + sizes[d] <= shape[d];
+            before.len() == shape.len() && sizes.len() == shape.len() && (0..shape.len()).all(inside)
+        };
+        let fits = |(at, read): (usize, &Read)| match read {
             Read::Plain => true,
-            Read::Within { before, sizes, .. } => {
-                let inside = |d: usize| sizes[d] > 0 && before[d] + sizes[d] <= shape[d];
-                before.len() == shape.len() && sizes.len() == shape.len() && (0..shape.len()).all(inside)
+            Read::Within { before, sizes, .. } => within(before, sizes),
+            Read::Beside { before, sizes, other } => {
+                let dtype = |i: usize| inputs.get(i).map(|o| o.dtype);
+                within(before, sizes) && *other > at && *other < reads.len() && dtype(*other) == dtype(at)
             }
             Read::Rolled { by } => by.len() == shape.len() && by.iter().zip(shape).all(|(by, n)| by < n),
             Read::At { index, .. } => {
@@ -63,21 +79,23 @@ impl<'a> Bounds<'a> {
         };
         let floats = |(read, o): (&Read, &Operand)| !matches!(read, Read::At { .. }) || o.dtype.is_float();
         if !reads.is_empty() && reads.len() != inputs.len()
-            || !reads.iter().all(fits)
+            || !reads.iter().enumerate().all(fits)
             || !reads.iter().zip(inputs).all(floats)
         {
             return Err(Error::unsupported(format!("a kernel that reads by {reads:?}")));
         }
         let bounded = |d: &usize| {
-            let cuts = |r: &Read| match r {
-                Read::Within { sizes, .. } => sizes[*d] < shape[*d],
-                Read::Rolled { by } => by[*d] > 0,
-                Read::Plain | Read::At { .. } => false,
-            };
-            reads.iter().any(cuts)
+            let rolls = |r: &Read| matches!(r, Read::Rolled { by } if by[*d] > 0);
+            let cuts = |r: &Read| bounds_of(r).is_some_and(|(_, sizes)| sizes[*d] < shape[*d]);
+            reads.iter().any(|r| rolls(r) || cuts(r))
         };
         let dims = (0..shape.len()).filter(bounded).collect();
-        Ok(Bounds { shape, reads, dims })
+        Ok(Bounds {
+            shape,
+            reads,
+            dims,
+            whole_packs: false,
+        })
     }
 
     /// Strides that keep each of these dimensions apart from the others, as those of an operand that counts along it.
@@ -90,24 +108,49 @@ impl<'a> Bounds<'a> {
         self.dims.iter().map(count)
     }
 
-    /// Inputs that others read by.
-    pub(super) fn marks_indices(&self, used: &mut [bool]) {
+    /// Inputs that others read by, or read instead.
+    pub(super) fn marks_others(&self, used: &mut [bool]) {
         for (at, read) in self.reads.iter().enumerate() {
-            if let Read::At { index, .. } = read {
-                used[*index] |= used[at];
+            if let Read::At { index: other, .. } | Read::Beside { other, .. } = read {
+                used[*other] |= used[at];
             }
         }
     }
 
+    /// The width of packs. Where bounds along the innermost dimension would cut wide ones, such inputs are read
+    /// element by element, or packs are half as wide.
+    pub(super) fn width(&mut self, space: &Space, counters: usize, operands: &[&Operand]) -> usize {
+        let apart = pack_width(None, &self.packed(space, counters), operands);
+        let uncut = self.inner(space, counters).map_or(apart, |d| self.uncut(d));
+        self.whole_packs = true;
+        let whole = pack_width(None, &self.packed(space, counters), operands).min(uncut);
+        self.whole_packs = whole > 1 && 2 * whole >= apart;
+        if self.whole_packs { whole } else { apart }
+    }
+
+    /// The widest packs along a dimension that no bound cuts.
+    fn uncut(&self, d: usize) -> usize {
+        let widest = |n: usize| 1 << n.trailing_zeros().min(3);
+        let of = |read: &Read| match read {
+            Read::Rolled { by } if by[d] > 0 => widest(by[d]).min(widest(self.shape[d])),
+            _ => bounds_of(read).map_or(8, |(before, sizes)| {
+                let end = before[d] + sizes[d];
+                let last = if end < self.shape[d] { widest(end) } else { 8 };
+                widest(before[d]).min(last)
+            }),
+        };
+        self.reads.iter().map(of).min().unwrap_or(8)
+    }
+
     /// The space for the choice of a pack's width: what is not read in packs has no say.
-    pub(super) fn packed(&self, space: &Space, counters: usize) -> Space {
+    fn packed(&self, space: &Space, counters: usize) -> Space {
         let mut packed = space.clone();
         for (at, read) in self.reads.iter().enumerate() {
-            let apart = match read {
-                Read::Plain => false,
-                Read::Within { sizes, .. } => self.inner(space, counters).is_some_and(|d| sizes[d] < self.shape[d]),
-                Read::Rolled { by } => self.inner(space, counters).is_some_and(|d| by[d] > 0),
-                Read::At { .. } => true,
+            let apart = match (read, self.inner(space, counters)) {
+                (Read::At { .. }, _) => true,
+                (Read::Rolled { by }, Some(d)) => by[d] > 0,
+                (_, Some(d)) => bounds_of(read).is_some_and(|(_, sizes)| sizes[d] < self.shape[d]),
+                (_, None) => false,
             };
             if apart {
                 packed.strides[at].fill(0);
@@ -116,21 +159,26 @@ impl<'a> Bounds<'a> {
         packed
     }
 
-    /// The dimension with bounds that is the innermost one of the space, given the first of the counters.
+    /// The dimension with bounds that is the innermost one of the space, given the first of the counters, if its bounds
+    /// cut packs.
     fn inner(&self, space: &Space, counters: usize) -> Option<usize> {
+        if self.whole_packs {
+            return None;
+        }
         let at = (0..self.dims.len()).find(|i| space.inner_stride(counters + i) != 0);
         at.map(|i| self.dims[i])
     }
 
-    /// How an input is read that lies as its slot says; `index` is the element of another one.
+    /// How an input is read; all of them lie as their slots say.
     pub(super) fn source(
         &self,
-        (input, strides): (usize, &[isize]),
-        mut slot: Slot,
+        input: usize,
+        inputs: &[Operand],
+        slots: &dyn Fn(usize) -> Slot,
         space: &Space,
         counters: usize,
-        index: impl Fn(usize) -> String,
     ) -> Source {
+        let (mut slot, strides) = (slots(input), &inputs[input].strides);
         let from = match self.reads.get(input) {
             None | Some(Read::Plain) => From::Plain,
             Some(Read::At {
@@ -138,7 +186,7 @@ impl<'a> Bounds<'a> {
                 stride,
                 size,
             }) => From::At {
-                index: index(*by),
+                index: slots(*by).element(),
                 stride: *stride,
                 size: *size,
             },
@@ -161,7 +209,7 @@ impl<'a> Bounds<'a> {
                     element: element.join(" + "),
                 }
             }
-            Some(Read::Within { before, sizes, outside }) => {
+            Some(read @ (Read::Within { before, sizes, .. } | Read::Beside { before, sizes, .. })) => {
                 let missing: isize = before.iter().zip(strides).map(|(b, s)| *b as isize * s).sum();
                 if missing != 0 {
                     slot.offset += &format!(" - {missing}");
@@ -184,10 +232,18 @@ impl<'a> Bounds<'a> {
                         list.push(format!("{position} < {end}"));
                     }
                 }
+                let outside = match read {
+                    Read::Beside { other, .. } => {
+                        let other = self.source(*other, inputs, slots, space, counters);
+                        format!("({})", other.element())
+                    }
+                    Read::Within { outside, .. } => literal(*outside, slot.dtype),
+                    Read::Plain | Read::Rolled { .. } | Read::At { .. } => String::new(),
+                };
                 From::Within {
                     pack: pack.join(" && "),
                     element: element.join(" && "),
-                    outside: literal(*outside, slot.dtype),
+                    outside,
                 }
             }
         };
@@ -198,6 +254,7 @@ impl<'a> Bounds<'a> {
     pub(super) fn describe(&self, input: usize) -> String {
         match self.reads.get(input) {
             Some(Read::Within { .. }) => format!("padded(x{input})"),
+            Some(Read::Beside { other, .. }) => format!("x{input} beside {}", self.describe(*other)),
             Some(Read::Rolled { .. }) => format!("rolled(x{input})"),
             Some(Read::At { index, .. }) => format!("x{input}[x{index}]"),
             _ => format!("x{input}"),

@@ -179,6 +179,7 @@ fn reads() -> Vec<Kernel> {
     }
     kernels.push(longer_rows());
     kernels.extend(rolled());
+    kernels.extend(beside());
     kernels
 }
 
@@ -190,6 +191,47 @@ fn rolled() -> [Kernel; 2] {
         let reads = [Read::Rolled { by: by.to_vec() }];
         reading(&one, &shape, from_ref(&dense), &reads, from_ref(&dense)).unwrap()
     })
+}
+
+/// Parts put together: channels, of which packs are whole, or of which they are not, and rows.
+fn beside() -> [Kernel; 3] {
+    let one = Region::new(&[DType::BF16; 3], vec![], &[0], Rounding::EveryOp).unwrap();
+    let cases = [
+        ([2, 5, 6, 88], 3, [64, 16, 8]),
+        ([2, 5, 6, 35], 3, [10, 20, 5]),
+        ([2, 5, 9, 64], 2, [1, 6, 2]),
+    ];
+    cases.map(|(shape, dim, lengths)| {
+        let mut before = vec![0; 4];
+        let (mut inputs, mut reads) = (vec![], vec![]);
+        for (i, length) in lengths.into_iter().enumerate() {
+            let mut sizes = shape.to_vec();
+            sizes[dim] = length;
+            inputs.push(Operand::dense(DType::BF16, &sizes));
+            let (before_it, outside) = (before.clone(), Scalar::Float(0.0));
+            reads.push(match i {
+                2 => Read::Within {
+                    before: before_it,
+                    sizes,
+                    outside,
+                },
+                _ => Read::Beside {
+                    before: before_it,
+                    sizes,
+                    other: i + 1,
+                },
+            });
+            before[dim] += length;
+        }
+        let y = Operand::dense(DType::BF16, &shape);
+        reading(&one, &shape, &inputs, &reads, &[y]).unwrap()
+    })
+}
+
+#[test]
+fn parts_that_are_put_together_can_be_read() {
+    let texts = beside().map(|k| k.source.strip_prefix(PRELUDE).unwrap().to_owned());
+    insta::assert_snapshot!(texts.join("\n"));
 }
 
 #[test]
@@ -288,7 +330,17 @@ fn mistakes_are_refused() {
         sizes: vec![3, 4],
         outside: Scalar::Float(0.0),
     };
-    for reads in [&by_itself[..], &[outside, Read::Plain], &[Read::Plain]] {
+    let beside_itself = Read::Beside {
+        before: vec![0, 0],
+        sizes: vec![2, 4],
+        other: 0,
+    };
+    for reads in [
+        &by_itself[..],
+        &[outside, Read::Plain],
+        &[beside_itself, Read::Plain],
+        &[Read::Plain],
+    ] {
         let inputs = [dense.clone(), dense.clone()];
         assert!(reading(&region, &[4, 4], &inputs, reads, from_ref(&dense)).is_err());
     }

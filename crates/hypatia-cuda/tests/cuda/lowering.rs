@@ -62,10 +62,13 @@ fn parts_of_one_size_are_put_together_by_a_region() {
 }
 
 #[test]
-fn parts_of_other_sizes_are_left_to_torch() {
-    let lowered = lowered("(tuple (mul 2.0 (cat -1 (neg x:[3,4]) y:[3,5])))");
-    let names: Vec<String> = lowered.plan.steps.iter().map(Task::name).collect();
-    assert_eq!(lowered.calls.len(), 1, "{names:?}");
+fn parts_of_other_sizes_are_read_where_they_lie() {
+    let few = lowered("(tuple (mul 2.0 (cat -1 (neg x:[3,4]) y:[3,5])))");
+    let names: Vec<String> = few.plan.steps.iter().map(Task::name).collect();
+    assert_eq!(names, ["pointwise over [3, 4]", "pointwise over [3, 9]"]);
+    let many = lowered("(tuple (mul 2.0 (cat -1 x:[3,4] y:[3,5] x x x y y)))");
+    let names: Vec<String> = many.plan.steps.iter().map(Task::name).collect();
+    assert_eq!(many.calls.len(), 1, "{names:?}");
 }
 
 #[test]

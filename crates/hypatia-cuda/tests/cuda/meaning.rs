@@ -200,6 +200,25 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (softmax (exp (pad x:[4,3] [2,1] 0.0)) -1) (softmax (pad x [0,2] -1.0) -1))",
         |s| is_read(s, |r| matches!(r, Read::Within { .. })),
     ),
+    // Parts of different sizes, put together before something pointwise or for results, repeated and turned.
+    (
+        "(tuple (relu (add (cat -1 x:[4,3] (exp y:[4,5]) z:[4,1]) b:[9])) (cat -2 x w:[2,3]))",
+        |s| is_read(s, |r| matches!(r, Read::Beside { before, sizes, other: 2 } if before[1] == 3 && sizes[1] == 5)),
+    ),
+    (
+        "(let t (cat -2 (expand c:[1,1,6] [2,1,6]) x:[2,7,6])) (tuple (add t p:[1,8,6]) (exp (permute (cat -2 x c2:[2,3,6]) [0,2,1])))",
+        |s| is_read(s, |r| matches!(r, Read::Beside { before, .. } if before[..] == [0, 0, 0])),
+    ),
+    (
+        "(let t (cat -2 c:[2,1,6] x:[2,7,6])) (tuple (mul t (softmax t -1)) (cat -1 a:i64[3,2] (mul a 3) b:i64[3,1]))",
+        |s| is_read(s, |r| matches!(r, Read::Beside { .. })),
+    ),
+    (
+        "(let a (relu (conv x:bf16[2,6,9,8] w:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6)))
+(let b (relu (conv x v:bf16[6,1,3,3] none [1,1] [1,1] [1,1] 6)))
+(tuple (relu (mul (cat -3 a (slice b -3 1 4 1)) s:bf16[1,9,1,1])))",
+        |s| is_read(s, |r| matches!(r, Read::Beside { sizes, .. } if sizes[..] == [2, 9, 8, 6])),
+    ),
     // Gathers along any dimension, by an index that is expanded, and turned afterwards.
     (
         "(let i (expand i:i64[4,5] [3,4,5]))

@@ -141,6 +141,15 @@ pub enum Read {
         /// The number, one of the input's dtype.
         outside: Scalar,
     },
+    /// The same, but what is outside is another input's, which comes later and has the same dtype.
+    Beside {
+        /// Positions before that part, along each dimension.
+        before: Vec<usize>,
+        /// Its sizes, all of them positive.
+        sizes: Vec<usize>,
+        /// The other input.
+        other: usize,
+    },
     /// Moved along dimensions, of which the ends adjoin.
     Rolled {
         /// Positions along each dimension from what is read to where it lies.
@@ -155,6 +164,30 @@ pub enum Read {
         /// So many places it has.
         size: usize,
     },
+}
+
+impl Read {
+    /// The same of dimensions in another order.
+    pub(crate) fn permuted(mut self, order: &[usize]) -> Read {
+        let list = |of: &mut Vec<usize>| *of = order.iter().map(|d| of[*d]).collect();
+        match &mut self {
+            Read::Within { before, sizes, .. } | Read::Beside { before, sizes, .. } => {
+                list(before);
+                list(sizes);
+            }
+            Read::Rolled { by } => list(by),
+            Read::Plain | Read::At { .. } => {}
+        }
+        self
+    }
+
+    /// The same where so many other inputs come before all that it refers to.
+    pub(crate) fn behind(mut self, inputs: usize) -> Read {
+        if let Read::At { index: other, .. } | Read::Beside { other, .. } = &mut self {
+            *other += inputs;
+        }
+        self
+    }
 }
 
 /// A typed region. Every machine makes of it what it can run.

@@ -6,8 +6,9 @@
 
 use hypatia_core::ty::DType;
 
+use super::reads::zero;
 use crate::error::Result;
-use crate::kernels::region::{Read, Region, Rounding, Scalar};
+use crate::kernels::region::{Read, Region, Rounding};
 use crate::operand::dense_strides;
 use crate::step::{LinearStep, Operand, Plan, RegionStep, Task, Value, ValueId};
 
@@ -163,10 +164,7 @@ impl Odd {
                 *read = Read::Within {
                     before: vec![0; sizes.len()],
                     sizes: sizes.clone(),
-                    outside: match dtype.is_float() {
-                        true => Scalar::Float(0.0),
-                        false => Scalar::Int(0),
-                    },
+                    outside: zero(*dtype),
                 };
             }
         }

@@ -369,8 +369,8 @@ impl Lowering<'_> {
                 }
                 if self.is_inner_read(child) {
                     if made.reads_all {
-                        let (reading, dtype) = (self.reading(child)?, self.shape(child)?.1);
-                        made.read_as(child, reading, dtype);
+                        let reading = self.reading(child)?;
+                        made.read_as(child, reading);
                         continue;
                     }
                     self.read_apart(child)?;

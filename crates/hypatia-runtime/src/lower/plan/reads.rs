@@ -1,5 +1,6 @@
-//! Paddings, rolls and gathers, on devices whose regions read within bounds and by index: a region reads what was not
-//! padded, rolled or gathered yet. It is the region of the pointwise ops that follow, or one of its own.
+//! Paddings, rolls, gathers and parts of different sizes that are put together, on devices whose regions read within
+//! bounds and by index: a region reads what was not padded, rolled, gathered or put together yet. It is the region of the
+//! pointwise ops that follow, or one of its own.
 
 use egg::Id;
 use hypatia_core::attr::Attr;
@@ -13,29 +14,12 @@ use crate::kernels::region::{Read, Region, Rounding, Scalar};
 use crate::operand::{Operand, dense_strides};
 use crate::step::{RegionStep, Task};
 
-/// How a node is read that is not in memory.
-pub(super) struct Reading {
-    /// What is, in the node's shape.
-    operand: Operand,
-    how: How,
-}
+/// More parts would be many operands of one kernel.
+const MOST_PARTS: usize = 6;
 
-enum How {
-    Plain,
-    Within {
-        before: Vec<usize>,
-        sizes: Vec<usize>,
-        outside: Scalar,
-    },
-    Rolled {
-        by: Vec<usize>,
-    },
-    At {
-        index: Operand,
-        stride: isize,
-        size: usize,
-    },
-}
+/// How a node is read that is not in memory: what is, in the node's shape. Only the first one is the node; it may refer
+/// to those behind it.
+pub(super) struct Reading(Vec<(Operand, DType, Read)>);
 
 /// What a padding leaves of its operand, along each dimension.
 struct Kept {
@@ -49,55 +33,55 @@ struct Kept {
 }
 
 impl Reading {
+    /// The operand that the result lies as, if not in the usual order. Torch puts parts together in that order, but for
+    /// images with channels last.
+    fn like(&self) -> Option<&Operand> {
+        let part = |(o, _, read): &'_ (Operand, DType, Read)| match read {
+            Read::Beside { sizes, .. } | Read::Within { sizes, .. } => sizes.iter().product(),
+            _ => o.shape.iter().product::<usize>(),
+        };
+        let (first, _, read) = self.0.first()?;
+        let operand = match read {
+            Read::Beside { .. } => &self.0.iter().max_by_key(|of| part(of))?.0,
+            _ => first,
+        };
+        let last = |s: &[isize]| matches!(s, [_, 1, rest @ ..] if rest.len() > 1 && rest.is_sorted_by(|a, b| a >= b));
+        let usual = matches!(read, Read::Beside { .. }) && !last(&operand.strides);
+        let repeats = |(s, n): (&isize, &usize)| *s == 0 && *n > 1;
+        let repeated = operand.strides.iter().zip(&operand.shape).any(repeats);
+        (!usual && !repeated).then_some(operand)
+    }
+
     fn permuted(self, order: &[usize]) -> Reading {
-        let list = |of: &[usize]| order.iter().map(|d| of[*d]).collect();
-        Reading {
-            operand: self.operand.permuted(order),
-            how: match self.how {
-                How::Plain => How::Plain,
-                How::Within { before, sizes, outside } => How::Within {
-                    before: list(&before),
-                    sizes: list(&sizes),
-                    outside,
-                },
-                How::Rolled { by } => How::Rolled { by: list(&by) },
-                How::At { index, stride, size } => How::At {
-                    index: index.permuted(order),
-                    stride,
-                    size,
-                },
-            },
-        }
+        let inputs = self.0.into_iter();
+        Reading(
+            inputs
+                .map(|(o, dtype, read)| (o.permuted(order), dtype, read.permuted(order)))
+                .collect(),
+        )
     }
 }
 
 impl Making {
-    /// Notes an input that is not read as its strides say.
-    pub(super) fn read_as(&mut self, id: Id, Reading { operand, how }: Reading, dtype: DType) {
+    /// Notes an input that is not read as its strides say, and those that it refers to.
+    pub(super) fn read_as(&mut self, id: Id, Reading(inputs): Reading) {
         let at = self.inputs.len();
-        self.read(id, operand, dtype);
-        self.reads[at] = match how {
-            How::Plain => Read::Plain,
-            How::Within { before, sizes, outside } => Read::Within { before, sizes, outside },
-            How::Rolled { by } => Read::Rolled { by },
-            How::At { index, stride, size } => {
-                self.inputs.push(index);
-                self.dtypes.push(DType::I64);
-                self.reads.push(Read::Plain);
-                Read::At {
-                    index: at + 1,
-                    stride,
-                    size,
-                }
-            }
-        };
+        self.place.insert(id, at);
+        for (operand, dtype, read) in inputs {
+            self.inputs.push(operand);
+            self.dtypes.push(dtype);
+            self.reads.push(read.behind(at));
+        }
     }
 }
 
 impl Lowering<'_> {
     /// Whether a region can read a node that is not computed.
     pub(super) fn is_read(&self, id: Id) -> bool {
-        let known = || self.padding(id).is_some() || self.gathering(id).is_some() || self.rolling(id).is_some();
+        let known = || {
+            let moved = self.padding(id).is_some() || self.rolling(id).is_some();
+            moved || self.gathering(id).is_some() || self.uneven(id).is_some()
+        };
         self.can.any_reads && known()
     }
 
@@ -176,14 +160,14 @@ impl Lowering<'_> {
 
     /// What is inside of a node that is padded, and positions before that.
     pub(super) fn unpadded(&mut self, id: Id) -> Result<(Operand, Vec<usize>)> {
-        let Reading { mut operand, how } = self.reading(id)?;
-        match how {
-            How::Within { before, sizes, .. } => {
+        let Reading(inputs) = self.reading(id)?;
+        match inputs.into_iter().next() {
+            Some((mut operand, _, Read::Within { before, sizes, .. })) => {
                 operand.shape = sizes;
                 Ok((operand, before))
             }
-            How::Plain => Ok((operand, vec![0; self.shape(id)?.0.len()])),
-            How::At { .. } | How::Rolled { .. } => Err(no_plan("a node that is not padded")),
+            Some((operand, _, Read::Plain)) => Ok((operand, vec![0; self.shape(id)?.0.len()])),
+            _ => Err(no_plan("a node that is not padded")),
         }
     }
 
@@ -203,6 +187,23 @@ impl Lowering<'_> {
         (!shape.contains(&0)).then_some(by)
     }
 
+    /// The dimension along which a node puts parts together that are not all of one size, and the parts.
+    fn uneven(&self, id: Id) -> Option<(usize, Vec<Id>)> {
+        if self.name(id) != "cat" || self.join(id).is_some() {
+            return None;
+        }
+        let children = &self.program.node(id).children;
+        let (shape, dtype) = self.shape(id).ok()?;
+        let dim = self.dimension(*children.first()?, shape.len()).ok()?;
+        let parts = children[1..].to_vec();
+        let fits = |part: &Id| {
+            let of = self.shape(*part).ok();
+            of.is_some_and(|(s, d)| d == dtype && s.len() == shape.len() && !s.contains(&0))
+        };
+        let copies = || Region::new(&[dtype], vec![], &[0], Rounding::EveryOp).is_ok() && !dtype.is_complex();
+        ((2..=MOST_PARTS).contains(&parts.len()) && parts.iter().all(fits) && copies()).then_some((dim, parts))
+    }
+
     /// The dimension of a gather.
     fn gathering(&self, id: Id) -> Option<usize> {
         if self.name(id) != "gather" {
@@ -218,43 +219,71 @@ impl Lowering<'_> {
 
     /// How a node is read: where its operand lies, and what of it.
     pub(super) fn reading(&mut self, id: Id) -> Result<Reading> {
-        let (shape, _) = self.shape(id)?;
+        let (shape, dtype) = self.shape(id)?;
         let children = self.program.node(id).children.clone();
         if self.name(id) == "permute" {
             let order = self.permutation(id)?;
             return Ok(self.reading(children[0])?.permuted(&order));
+        }
+        if let Some((dim, parts)) = self.uneven(id) {
+            return self.beside_each_other(id, dim, &parts);
         }
         let mut operand = self.operand(children[0])?;
         if let Some(dim) = self.gathering(id) {
             let (stride, size) = (operand.strides[dim], operand.shape[dim]);
             (operand.strides[dim], operand.shape) = (0, shape);
             let index = self.index(children[2])?;
-            return Ok(Reading {
-                operand,
-                how: How::At { index, stride, size },
-            });
+            let at = Read::At { index: 1, stride, size };
+            return Ok(Reading(vec![(operand, dtype, at), (index, DType::I64, Read::Plain)]));
         }
         if let Some(by) = self.rolling(id) {
-            let how = match by.iter().all(|n| *n == 0) {
-                true => How::Plain,
-                false => How::Rolled { by },
+            let read = match by.iter().all(|n| *n == 0) {
+                true => Read::Plain,
+                false => Read::Rolled { by },
             };
-            return Ok(Reading { operand, how });
+            return Ok(Reading(vec![(operand, dtype, read)]));
         }
         let kept = self.padding(id).ok_or_else(|| no_plan("a node that is not read so"))?;
         for (d, cut) in kept.cut.iter().enumerate() {
             operand = operand.sliced(d, *cut, kept.sizes[d], 1);
         }
-        let how = match operand.shape == shape {
-            true => How::Plain,
-            false => How::Within {
+        let read = match operand.shape == shape {
+            true => Read::Plain,
+            false => Read::Within {
                 before: kept.before,
                 sizes: kept.sizes,
                 outside: kept.outside,
             },
         };
         operand.shape = shape;
-        Ok(Reading { operand, how })
+        Ok(Reading(vec![(operand, dtype, read)]))
+    }
+
+    /// How parts are read that a node puts together.
+    fn beside_each_other(&mut self, id: Id, dim: usize, parts: &[Id]) -> Result<Reading> {
+        let (shape, dtype) = self.shape(id)?;
+        let mut before = vec![0; shape.len()];
+        let mut inputs = vec![];
+        for (at, part) in parts.iter().enumerate() {
+            let mut operand = self.operand(*part)?;
+            let sizes = std::mem::replace(&mut operand.shape, shape.clone());
+            let (start, length) = (before.clone(), sizes[dim]);
+            let read = match at + 1 < parts.len() {
+                true => Read::Beside {
+                    before: start,
+                    sizes,
+                    other: at + 1,
+                },
+                false => Read::Within {
+                    before: start,
+                    sizes,
+                    outside: zero(dtype),
+                },
+            };
+            before[dim] += length;
+            inputs.push((operand, dtype, read));
+        }
+        Ok(Reading(inputs))
     }
 
     /// Where an index is. One that is made of weights and expanded is bound as it was before: it would be large.
@@ -274,22 +303,16 @@ impl Lowering<'_> {
     pub(super) fn read_step(&mut self, id: Id) -> Result<()> {
         let reading = self.reading(id)?;
         let (shape, dtype) = self.shape(id)?;
-        let repeats = reading
-            .operand
-            .strides
-            .iter()
-            .zip(&shape)
-            .any(|(s, n)| *s == 0 && *n > 1);
         // Images with channels last are nodes with channels last.
-        let strides = match repeats || self.source.images {
-            true => dense_strides(&shape),
-            false => reading.operand.strides_like(&shape),
+        let strides = match reading.like().filter(|_| !self.source.images) {
+            Some(like) => like.strides_like(&shape),
+            None => dense_strides(&shape),
         };
         let y = self.laid(&shape, dtype, Some(&strides))?;
         let lying = order(&shape, &y.strides).ok_or_else(|| no_plan("a result with gaps"))?;
         let shape: Vec<usize> = lying.iter().map(|d| shape[*d]).collect();
         let mut made = Making::over(&shape);
-        made.read_as(id, reading.permuted(&lying), dtype);
+        made.read_as(id, reading.permuted(&lying));
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region: Region::new(&made.dtypes, vec![], &[0], Rounding::EveryOp)?,
             dense: dense_strides(&shape),
@@ -323,6 +346,14 @@ pub(super) fn some_reads(reads: Vec<Read>) -> Vec<Read> {
     match reads.iter().all(|r| *r == Read::Plain) {
         true => vec![],
         false => reads,
+    }
+}
+
+/// Zero of a dtype.
+pub(super) fn zero(dtype: DType) -> Scalar {
+    match dtype.is_float() {
+        true => Scalar::Float(0.0),
+        false => Scalar::Int(0),
     }
 }
 
