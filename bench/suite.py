@@ -148,7 +148,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Plan, list[str]]:
     )
     found = lists.rows(arguments.suite, setting)
     if arguments.suite == "graphnet":
-        found = graphnet.chosen(found, arguments.count, arguments.seed)
+        found = graphnet.chosen(found, arguments.count, arguments.seed, setting)
     names = matching([row.name for row in found], arguments.only)
     if not names:
         raise ValueError(f"no model has {arguments.only!r} in its name")
@@ -217,7 +217,12 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
         help="the longest kernels of the ten models where we are furthest behind",
     )
     add("--samples", default="", metavar="FOLDER", help="graphnet: the folder of samples")
-    add("--count", type=int, default=0, help="graphnet: so many samples, at random (0: all)")
+    add(
+        "--count",
+        type=int,
+        default=0,
+        help="graphnet: so many samples that fit --gib, at random (0: all)",
+    )
     add("--seed", type=int, default=0, help="graphnet: which ones (0)")
     add("--gib", type=float, default=4.0, help="graphnet: samples with larger tensors are refused (4)")
     add("--json", type=Path, help="where results are (bench/out/suites/<suite>_<device>_<dtype>_<mode>.json)")

@@ -44,9 +44,27 @@ def _name(folder: Path, root: Path) -> str:
     return folder.name if folder == root else folder.relative_to(root).as_posix()
 
 
-def chosen(found: list[Row], count: int, seed: int) -> list[Row]:
-    """So many of them at random, the same ones for the same seed."""
-    return found if not count or count >= len(found) else random.Random(seed).sample(found, count)
+def chosen(found: list[Row], count: int, seed: int, setting: Setting) -> list[Row]:
+    """So many of them at random that are not too large, the same ones for the same seed."""
+    if not count:
+        return found
+    root, taken = Path(setting.samples), []
+    for row in random.Random(seed).sample(found, len(found)):
+        folder = root if row.name == root.name else root / row.name
+        if _bytes(_metas(folder)) <= setting.gib * 2**30:
+            taken.append(row)
+        if len(taken) == count:
+            break
+    return taken
+
+
+def _metas(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is said of a sample's tensors, by their names."""
+    return {m["name"]: m for file in METAS for m in read_metas(folder / file)}
+
+
+def _bytes(metas: dict[str, dict[str, Any]]) -> int:
+    return sum(math.prod(m["shape"]) * _dtype(m).itemsize for m in metas.values())
 
 
 class Sample(nn.Module):
@@ -79,8 +97,8 @@ def make(folder: Path, setting: Setting) -> tuple[nn.Module, Any]:
     Raises:
         ValueError: the sample lacks something, or is larger than the run allows.
     """
-    metas = {m["name"]: m for file in METAS for m in read_metas(folder / file)}
-    bytes_ = sum(math.prod(m["shape"]) * _dtype(m).itemsize for m in metas.values())
+    metas = _metas(folder)
+    bytes_ = _bytes(metas)
     if bytes_ > setting.gib * 2**30:
         raise ValueError(f"its tensors are {bytes_ / 2**30:.1f} GiB, more than --gib {setting.gib:g}")
     source = (folder / "model.py").read_text()

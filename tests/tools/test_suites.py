@@ -252,7 +252,10 @@ def test_graphnet_samples_become_models(load: Any, sample: Path) -> None:
     setting = rows.Setting(samples=str(sample))
     found = graphnet.rows(setting)
     assert [row.name for row in found] == ["kind/broken", "kind/tiny"]
-    assert graphnet.chosen(found, 1, 0) == graphnet.chosen(found, 1, 0)
+    assert graphnet.chosen(found, 1, 0, setting) == graphnet.chosen(found, 1, 0, setting)
+    assert {row.name for row in graphnet.chosen(found, 2, 0, setting)} == {"kind/broken", "kind/tiny"}
+    small = rows.Setting(samples=str(sample), gib=1e-9)
+    assert "kind/tiny" not in [row.name for row in graphnet.chosen(found, 2, 0, small)]
     case = found[1].build(setting)
     assert [p.shape for p in case.model.parameters()] == [(10, 4)]
     assert {p.mean().item() for p in case.model.parameters()} == {0.5}
