@@ -223,7 +223,7 @@ unsafe fn measured(
 ) -> Result<BTreeMap<String, f64>> {
     let shapes = Shape::candidates(problem);
     let sources: Vec<String> = shapes.iter().map(|s| s.source(problem)).collect();
-    nvrtc::compile_ahead(NAME, &sources, device.arch())?;
+    nvrtc::compile_ahead(sources.iter().map(|s| (NAME, s.as_str())), device.arch())?;
     let made: Vec<(Shape, Few)> = shapes
         .iter()
         .filter_map(|shape| Some((*shape, Few::of(device, problem, *shape).ok()?)))

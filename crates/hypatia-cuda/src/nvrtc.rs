@@ -3,8 +3,10 @@
 //! What was compiled is handed to a [`KernelCache`] and asked of it the next time. Whatever a cache returns that is no machine
 //! code counts as absent.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_int};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -82,29 +84,37 @@ pub fn machine_code(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     Ok(code)
 }
 
-/// Compiles several sources at once, for [`machine_code`] to find in the cache: one after the other they would make a
-/// user wait. What is wrong with one is said when it is asked for.
-pub fn compile_ahead(name: &str, sources: &[String], arch: Arch) -> Result<()> {
+/// Compiles sources, each with its name, at once, for [`machine_code`] to find in the cache: one after the other they
+/// would make a user wait. What is wrong with one is said when it is asked for.
+pub fn compile_ahead<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str)>, arch: Arch) -> Result<()> {
     let Some(cache) = cache() else {
         return Ok(());
     };
-    let mut missing = vec![];
-    for source in sources {
+    let mut missing = BTreeMap::new();
+    for (name, source) in sources {
         let key = key(name, source, arch)?;
-        if kept(cache.as_ref(), &key).is_none() {
-            missing.push((key, source));
+        if !missing.contains_key(&key) && kept(cache.as_ref(), &key).is_none() {
+            missing.insert(key, (name, source));
         }
     }
+    let missing: Vec<_> = missing.into_iter().collect();
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let take = || missing.get(next.fetch_add(1, Ordering::Relaxed));
+    let work = || {
+        let mut done = vec![];
+        while let Some((key, (name, source))) = take() {
+            done.push((key, compile(name, source, arch)));
+        }
+        done
+    };
     // The cache may need what this thread holds, so only the compiler runs on others.
     let codes: Vec<_> = std::thread::scope(|scope| {
-        let spawned = missing
-            .iter()
-            .map(|(_, source)| scope.spawn(|| compile(name, source, arch)));
-        let threads: Vec<_> = spawned.collect();
-        threads.into_iter().map(|t| t.join()).collect()
+        let threads: Vec<_> = (0..workers.min(missing.len())).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|t| t.join().ok()).flatten().collect()
     });
-    for ((key, _), code) in missing.iter().zip(codes) {
-        if let Ok(Ok(code)) = code {
+    for (key, code) in codes {
+        if let Ok(code) = code {
             cache.put(key, &code);
         }
     }
@@ -221,7 +231,7 @@ mod tests {
             .map(|n| format!("extern \"C\" __global__ void ahead(int* x) {{ x[0] = {n}; }}"))
             .collect();
         sources.push("not a kernel".into());
-        compile_ahead("ahead", &sources, arch).unwrap();
+        compile_ahead(sources.iter().map(|s| ("ahead", s.as_str())), arch).unwrap();
         let in_cache = |source| cache.get(&key("ahead", source, arch).unwrap());
         for source in &sources[..3] {
             assert_eq!(in_cache(source), Some(machine_code("ahead", source, arch).unwrap()));

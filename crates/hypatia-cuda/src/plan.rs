@@ -8,6 +8,7 @@ mod device;
 mod norm;
 mod part;
 mod product;
+mod texts;
 mod torch;
 
 use std::ops::Range;
@@ -15,15 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Call, Handed};
-use hypatia_runtime::plan::{
-    AttentionStep, DepthwiseStep, Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp,
-};
+use hypatia_runtime::plan::{Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp};
 
 use crate::abilities::ABILITIES;
-use crate::codegen::{self, Operand as Lying};
+use crate::codegen::Operand as Lying;
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
-use crate::kernel::{Kernel, Loaded};
+use crate::kernel::Loaded;
+use crate::nvrtc;
 pub use crate::setting::Setting;
 use crate::{Error, Result};
 use batch::Batch;
@@ -104,7 +104,11 @@ impl Bound {
         let values = values.next_multiple_of(WORKSPACE);
         let mut steps = vec![];
         let mut workspace = 0;
-        for step in &plan.steps {
+        let texts = plan.steps.iter().map(|s| texts::of(device, &plan, s));
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let sources = texts.iter().flatten().map(|k| (k.name.as_str(), k.source.as_str()));
+        nvrtc::compile_ahead(sources, device.arch())?;
+        for (step, texts) in plan.steps.iter().zip(texts) {
             steps.push(match step {
                 Task::Linear(l) => {
                     // SAFETY: promised by the caller.
@@ -129,26 +133,11 @@ impl Bound {
                     workspace = workspace.max(norm.workspace());
                     Ready::Norm(norm)
                 }
-                Task::Region(r) => {
-                    let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
-                    let outputs: Vec<Lying> = if r.slices.is_empty() {
-                        let dense = |id: &ValueId| Lying::dense(plan.values[*id].dtype, &r.shape);
-                        r.outputs.iter().map(dense).collect()
-                    } else {
-                        r.slices.iter().map(|o| lying(&plan, o)).collect()
-                    };
-                    Ready::Kernel(codegen::reading(&r.region, &r.shape, &inputs, &r.reads, &outputs)?.load(device)?)
+                Task::Region(_) | Task::Rows(_) | Task::Depthwise(_) | Task::Attention(_) => {
+                    let kernel = texts.into_iter().next();
+                    let kernel = kernel.ok_or_else(|| Error::unsupported("a step without a kernel"))?;
+                    Ready::Kernel(kernel.load(device)?)
                 }
-                Task::Rows(r) => {
-                    let inputs: Vec<Lying> = r.inputs.iter().map(|o| lying(&plan, o)).collect();
-                    let output = Lying {
-                        strides: r.dense.clone(),
-                        ..Lying::dense(plan.values[r.output].dtype, &[])
-                    };
-                    Ready::Kernel(codegen::rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])?.load(device)?)
-                }
-                Task::Depthwise(d) => Ready::Kernel(depthwise(&plan, d)?.load(device)?),
-                Task::Attention(a) => Ready::Kernel(attention(device, &plan, a)?.load(device)?),
                 Task::Torch(_) => Ready::Torch,
             });
         }
@@ -373,42 +362,6 @@ impl Bound {
             workspace: arena + self.values as u64,
         })
     }
-}
-
-/// The kernel of a convolution or a pooling of each channel by itself.
-fn depthwise(plan: &Plan, d: &DepthwiseStep) -> Result<Kernel> {
-    let (&[_, height, width, _], &[n, oh, ow, channels]) = (&d.x.shape[..], &d.shape[..]) else {
-        return Err(Error::unsupported("a window over what are no images"));
-    };
-    let depthwise = codegen::Depthwise {
-        pool: match d.op {
-            WindowOp::Conv(_) => None,
-            WindowOp::Pool(pool) => Some(pool),
-        },
-        window: d.window,
-        image: [height, width],
-        shape: [n, oh, ow, channels],
-        x: lying(plan, &d.x),
-        after: &d.after,
-        inputs: d.inputs.iter().map(|o| o.as_ref().map(|o| lying(plan, o))).collect(),
-    };
-    depthwise.kernel()
-}
-
-/// The kernel of attention with one query for each head.
-fn attention(device: &Device, plan: &Plan, a: &AttentionStep) -> Result<Kernel> {
-    let (&[batch, groups, heads, width], &[_, _, keys, _]) = (&a.q.shape[..], &a.k.shape[..]) else {
-        return Err(Error::unsupported("attention of other dimensions"));
-    };
-    let attention = codegen::Attention {
-        sizes: [batch, groups, heads, keys, width],
-        q: lying(plan, &a.q),
-        k: lying(plan, &a.k),
-        v: lying(plan, &a.v),
-        mask: a.mask.as_ref().map(|m| lying(plan, m)),
-        scale: a.scale,
-    };
-    attention.kernel(device.arch(), device.multiprocessors() as usize)
 }
 
 /// How an operand of a kernel lies in memory.

@@ -172,7 +172,7 @@ unsafe fn measured(
         };
         let tops = by_pieces.then_some(TOPS).into_iter().flatten();
         let sources: Vec<String> = candidates.iter().copied().chain(tops).map(Shape::source).collect();
-        nvrtc::compile_ahead(tiles::NAME, &sources, device.arch())?;
+        nvrtc::compile_ahead(sources.iter().map(|s| (tiles::NAME, s.as_str())), device.arch())?;
         for shape in candidates {
             let tiles = Tiles::new(device, linear, shape);
             attempt(shape.name(), tiles.map(|t| Product(Way::Tiles(Box::new(t)))));

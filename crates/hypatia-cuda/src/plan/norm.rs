@@ -2,10 +2,10 @@
 
 use hypatia_runtime::plan::{NormStep, Plan};
 
-use crate::codegen;
+use super::texts;
+use crate::Result;
 use crate::driver::{Device, Stream};
 use crate::kernel::Loaded;
-use crate::{Error, Result};
 
 /// A norm with its statistics, or its gradients.
 pub(super) enum Norm {
@@ -19,20 +19,7 @@ pub(super) enum Norm {
 
 impl Norm {
     pub(super) fn new(device: &'static Device, plan: &Plan, n: &NormStep) -> Result<Norm> {
-        let (statistics, read) = (if n.centered { 2 } else { 1 }, n.reads.len());
-        let wanted = match n.eps {
-            Some(_) => (1 + statistics, 1 + statistics),
-            None => (3 + statistics, 1 + statistics),
-        };
-        if (read, n.writes.len()) != wanted {
-            return Err(Error::unsupported("a norm of other operands"));
-        }
-        let norm = codegen::Norm {
-            dtype: plan.values[n.writes[0]].dtype,
-            rows: n.rows,
-            width: n.width,
-            centered: n.centered,
-        };
+        let norm = texts::norm(plan, n)?;
         Ok(match n.eps {
             Some(eps) => Norm::Forward(norm.forward(eps)?.load(device)?),
             None => {

@@ -8,8 +8,7 @@ use hypatia_runtime::step::{ColumnKind, ColumnStep};
 
 use super::apart::Apart;
 use super::cut::Cut;
-use super::{LinearStep, Setting, alignment, lying};
-use crate::codegen;
+use super::{LinearStep, Setting, alignment, texts};
 use crate::driver::{Device, Stream};
 use crate::few::Few;
 use crate::fp32;
@@ -263,8 +262,7 @@ impl Sums {
 
     /// A step whose results are of these types.
     pub(super) fn new(device: &'static Device, plan: &Plan, step: &ColumnStep, out: &[DType]) -> Result<Sums> {
-        let inputs: Vec<_> = step.inputs.iter().map(|o| lying(plan, o)).collect();
-        let kernels = codegen::columns(&step.kinds, &step.region, &step.shape, step.rows, &inputs, out)?;
+        let kernels = texts::columns(plan, step, out)?;
         let sizes = step.inputs.iter().map(|o| plan.values[o.value].dtype.size());
         Ok(Sums {
             chunks: kernels.chunks.load(device)?,
