@@ -335,10 +335,12 @@ def tried(mutation: Mutation) -> tuple[bool, float]:
         run.append(mutation.found_by)
     start = time.monotonic()
     try:
-        code = subprocess.run(run, cwd=COPY, env=environment, capture_output=True, timeout=LIMIT).returncode
+        done = subprocess.run(run, cwd=COPY, env=environment, capture_output=True, timeout=LIMIT)
+        code, told = done.returncode, done.stdout
     except subprocess.TimeoutExpired:
-        code = 0
-    if "pytest" in run and code > 1:
+        code, told = 0, b""
+    # Processes that are stopped at the first failure count as interrupted.
+    if "pytest" in run and code > 1 and b" failed" not in told:
         sys.exit(f"{mutation.found_by} did not run: pytest ended with {code}")
     return code != 0, time.monotonic() - start
 
