@@ -163,3 +163,29 @@ def check_that_a_query_which_sees_nothing_has_zeros() -> str:
     assert torch.equal(ours[1], plain[1])
     assert not ours[1].any()
     return f"eager has {float(eager[1].flatten()[0])}"
+
+
+def check_ten_thousand_calls() -> str:
+    """Of a layer and of attention: all have the bits of the first, on two streams in turns."""
+    torch.manual_seed(0)
+    layer = nn.Linear(2048, 2048).cuda().bfloat16()
+    x = torch.randn(4, 2048, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(1, 8, 1, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 8, 1000, 64, device="cuda", dtype=torch.bfloat16)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    told = []
+    for model, given in ((layer, (x,)), (Attention(1, None), (q, k, v))):
+        with torch.no_grad():
+            compiled = _compiled(model, *given)
+            first = compiled(*given).clone()
+            differing = torch.zeros((), device="cuda", dtype=torch.int64)
+            for call in range(10_000):
+                stream = streams[call // 1000 % 2]
+                if call % 1000 == 0:
+                    torch.cuda.synchronize()
+                with torch.cuda.stream(stream):
+                    differing += (compiled(*given) != first).sum()
+            torch.cuda.synchronize()
+        assert differing.item() == 0, f"{differing.item()} numbers differ"
+        told.append(", ".join(_kinds(compiled) or _steps(compiled)))
+    return "; ".join(told)

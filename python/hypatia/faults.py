@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
-from . import kernels
+from . import _native, kernels
 
 planted_rules: list[str] = []
 """Names of the wrong rules that compilations use now."""
@@ -69,6 +69,16 @@ def scribbling_kernel(op: str | None = None) -> contextlib.AbstractContextManage
         return result
 
     return _planted("planted-scribbling-kernel", op, run)
+
+
+@contextlib.contextmanager
+def wrong_cuda_text(old: str, new: str) -> Iterator[None]:
+    """CUDA kernels that are loaded inside have one piece of text in place of another."""
+    _native.cuda.plant((old, new))
+    try:
+        yield
+    finally:
+        _native.cuda.plant(None)
 
 
 @contextlib.contextmanager

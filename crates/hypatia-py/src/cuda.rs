@@ -102,6 +102,13 @@ fn compile<'py>(py: Python<'py>, name: &str, source: &str, arch: (u32, u32)) -> 
     Ok(PyBytes::new(py, &code))
 }
 
+/// Plants a fault into the text of kernels that are loaded from now on; none takes it out.
+#[pyfunction]
+#[pyo3(signature = (texts))]
+fn plant(texts: Option<(String, String)>) {
+    hypatia_cuda::kernel::plant(texts);
+}
+
 /// A matrix product; `tune` or `use` comes before `run`.
 #[pyclass(frozen, module = "hypatia._native.cuda")]
 struct Gemm {
@@ -297,6 +304,7 @@ pub(crate) fn module(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(keep_in, &module)?)?;
     module.add_function(wrap_pyfunction!(libraries, &module)?)?;
     module.add_function(wrap_pyfunction!(compile, &module)?)?;
+    module.add_function(wrap_pyfunction!(plant, &module)?)?;
     module.add("epilogues", Epilogue::ALL.map(Epilogue::name).to_vec())?;
     parent.add_submodule(&module)
 }
