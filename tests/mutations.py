@@ -1,4 +1,4 @@
-"""``make test-mutations``: faults put into the source one at a time; tests or the fuzzer must find each.
+"""``make test-mutations``: faults put into the source one at a time; tests must find each.
 
 Every mutation changes one place in a copy of the working tree and runs what should find it. Those of Rust
 are built there; the extension is built once more only for those that the Rust tests cannot see.
@@ -30,7 +30,7 @@ class Mutation(NamedTuple):
     old: str
     new: str
     found_by: str
-    """Files of tests, ``cargo`` and its arguments, or ``fuzz`` and a first seed."""
+    """Files of tests, or ``cargo`` and its arguments."""
 
 
 MUTATIONS = [
@@ -64,7 +64,7 @@ MUTATIONS = [
         "python/hypatia/compiler/rebuild.py",
         'return float(arg["float"])',
         'return round(float(arg["float"]), 6)',
-        "fuzz 1000",
+        "tests/compiler/test_numbers.py::test_constants_keep_all_their_digits",
     ),
     Mutation(
         "views that are results forget where they begin",
@@ -315,18 +315,6 @@ def tried(mutation: Mutation) -> tuple[bool, float]:
         run = ["cargo", "test", "-p", crate, "--locked", *rest.split()]
         environment["CARGO_TARGET_DIR"] = str(ROOT / "target" / "mutated")
         subprocess.run(build, cwd=COPY, env=environment, check=True, capture_output=True)
-    elif what == "fuzz":
-        run = [
-            sys.executable,
-            "-m",
-            "fuzz",
-            "--seed",
-            rest,
-            "--seconds",
-            str(LIMIT - 30),
-            "--first",
-            "--as-they-are",
-        ]
     elif what == "extension":
         environment["CARGO_TARGET_DIR"] = str(ROOT / "target" / "mutated")
         _built(environment)

@@ -482,3 +482,16 @@ def test_numbers_that_become_one_do_not_overflow(form: Callable[[torch.Tensor], 
     with torch.no_grad():
         graph = hypatia.optimize(Model(), x, options={"verify": "off"})
         torch.testing.assert_close(graph(x), form(x))
+
+
+@pytest.mark.parametrize("number", [1.2345678901234567e-3, 1 / 3, 1e-300, 123456.78901234567, 5e-324])
+def test_constants_keep_all_their_digits(number: float) -> None:
+    """On their way into the search and back into a graph; nothing is checked at the first call."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x * number) + number
+
+    x = torch.linspace(-2, 2, 64, dtype=torch.float64)
+    optimized = hypatia.optimize(Scaled(), x, options={"verify": "off"})
+    assert torch.equal(optimized(x), Scaled()(x))
