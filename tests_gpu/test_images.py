@@ -153,3 +153,25 @@ def check_transposed_convolutions() -> str:
                 _assert_right(compiled(value), model, value)
                 count += 1
     return f"{count} calls"
+
+
+def check_patches() -> str:
+    """Convolutions of patches are products: windows, odd sizes, both dtypes, with what follows."""
+    torch.manual_seed(0)
+    count = 0
+    for dtype in (torch.bfloat16, torch.float16):
+        for channels, out, window, image in (
+            (3, 768, (16, 16), (224, 224)),
+            (3, 96, (4, 4), (56, 60)),
+            (1, 33, (8, 2), (32, 10)),
+            (4, 128, (12, 12), (240, 240)),
+        ):
+            conv = nn.Conv2d(channels, out, window, stride=window)
+            model = nn.Sequential(conv, nn.GELU(), nn.Flatten(2)).cuda().to(dtype)
+            x = torch.randn(2, channels, *image, device="cuda", dtype=dtype)
+            for given in (x, x.contiguous(memory_format=torch.channels_last)):
+                compiled = _compiled(model, given)
+                with torch.no_grad():
+                    _assert_right(compiled(given), model, given)
+                count += 1
+    return f"{count} calls"

@@ -200,6 +200,15 @@ const PROGRAMS: &[(&str, Holds)] = &[
         "(tuple (softmax (exp (pad x:[4,3] [2,1] 0.0)) -1) (softmax (pad x [0,2] -1.0) -1))",
         |s| is_read(s, |r| matches!(r, Read::Within { .. })),
     ),
+    // Patches of an image with few channels, with a bias and what follows; odd windows are none.
+    (
+        "(tuple (relu (conv x:bf16[2,3,8,12] w:bf16[16,3,4,2] b:bf16[16] [4,2] [0,0] [1,1] 1)))",
+        |s| matches!(s, Task::Linear(l) if l.m == 24),
+    ),
+    (
+        "(tuple (reshape (conv x:f16[1,2,8,8] w:f16[8,2,2,2] none [2,2] [0,0] [1,1] 1) [1,8,16]))",
+        |s| matches!(s, Task::Linear(l) if l.m == 16),
+    ),
     // Parts of different sizes, put together before something pointwise or for results, repeated and turned.
     (
         "(tuple (relu (add (cat -1 x:[4,3] (exp y:[4,5]) z:[4,1]) b:[9])) (cat -2 x w:[2,3]))",

@@ -25,6 +25,15 @@ use crate::device::{Convolutions, Images};
 use crate::error::Result;
 use crate::operand::Operand;
 
+/// Channels for which a convolution of patches is a product.
+const FEW_CHANNELS: i64 = 4;
+
+/// Elements that must lie side by side in a patch on a CPU: shorter runs are copied slowly.
+const LONG: i64 = 8;
+
+/// Products of 16 bits are fast where rows have a multiple of so many elements.
+const ALIGNED: i64 = 8;
+
 /// Dimensions of an image with its channels last, and back.
 pub(super) const LAST: [i64; 4] = [0, 2, 3, 1];
 pub(super) const FIRST: [i64; 4] = [0, 3, 1, 2];
@@ -179,6 +188,9 @@ impl Turned<'_> {
             let matrix = self.copy.op("reshape", [self.copy.place[&w], sizes])?;
             return self.copy.op("linear", [matrix, self.copy.place[&b], x]);
         }
+        if linear && let Some(product) = self.of_patches(operands)? {
+            return Ok(product);
+        }
         let mut given: Vec<Id> = operands.iter().map(|o| self.copy.place[o]).collect();
         let none = none || self.how.by == Convolutions::Onednn;
         if !none {
@@ -191,6 +203,46 @@ impl Turned<'_> {
             true => Ok(last),
             false => self.copy.op("add", [last, self.copy.place[&b]]),
         }
+    }
+
+    /// A convolution whose windows lie side by side and cover all of the image, as a linear layer over these patches:
+    /// libraries are slow where channels are few.
+    fn of_patches(&mut self, operands: &[Id]) -> Result<Option<Id>> {
+        let ints = |id: Id| self.copy.ints(id);
+        let source = &self.copy.source.program;
+        let known = |id: Id| {
+            let sizes = source
+                .ty(id)
+                .tensor()
+                .map(|t| t.shape.iter().map(|d| d.known()).collect());
+            sizes.and_then(|sizes: Vec<_>| sizes.into_iter().collect::<Option<Vec<i64>>>())
+        };
+        let (Some(x), Some(w)) = (known(operands[0]), known(operands[1])) else {
+            return Ok(None);
+        };
+        let (&[n, c, height, width], &[out, _, kh, kw]) = (&x[..], &w[..]) else {
+            return Ok(None);
+        };
+        let terms = c * kh * kw;
+        let alone = ints(operands[3]).is_some_and(|s| s == [kh, kw])
+            && ints(operands[4]).is_some_and(|p| p == [0, 0])
+            && ints(operands[5]).is_some_and(|d| d == [1, 1])
+            && self.copy.int(operands[6]) == Some(1);
+        let whole = kh * kw > 1 && height % kh == 0 && width % kw == 0 && terms % ALIGNED == 0;
+        let pays = c <= FEW_CHANNELS && (self.how.by == Convolutions::Cudnn || kw >= LONG);
+        if !(alone && whole && pays) {
+            return Ok(None);
+        }
+        let (rows, columns) = (height / kh, width / kw);
+        let apart = self
+            .copy
+            .reshaped(self.copy.place[&operands[0]], &[n, c, rows, kh, columns, kw])?;
+        let patches = self.copy.permuted(apart, &[0, 2, 4, 1, 3, 5])?;
+        let patches = self.copy.reshaped(patches, &[n, rows, columns, terms])?;
+        let matrix = self.copy.reshaped(self.copy.place[&operands[1]], &[out, terms])?;
+        self.copy
+            .op("linear", [matrix, self.copy.place[&operands[2]], patches])
+            .map(Some)
     }
 
     /// The call of which a node is the first result.
