@@ -80,7 +80,7 @@ MUTATIONS = [
         "python/hypatia/verifier/same_layout.py",
         "    return found[0] == (found[1] if known is None else known)",
         "    return True",
-        "tests/execute/test_results.py",
+        "tests/execute/test_results.py::test_norms_of_permuted_inputs",
     ),
     Mutation(
         "a result in the memory of another begins at its first element",
