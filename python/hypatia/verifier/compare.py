@@ -265,10 +265,8 @@ class Comparer:
         times = times or (SHORT_SHIFTS if is_short(mine) else ULPS)
         result.allowed = max(result.allowed, min(before + times * shift, most))
         limit = limit_of(mine, result.scale)
-        # Where half a rounding moves float64 further than a result may be from eager, eager is chance.
-        chance = math.inf > result.eager_error > limit and (self.tf32 or shift > limit)
-        near = node in self.coarse or chance or result.to_eager <= limit
-        result.ok = result.error <= result.allowed and near
+        coarse = node in self.coarse or (self.tf32 and result.eager_error > limit)
+        result.ok = result.error <= result.allowed and (coarse or result.to_eager <= limit)
 
     @functools.cached_property
     def _chosen(self) -> set[fx.Node]:
