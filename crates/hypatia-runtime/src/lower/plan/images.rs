@@ -3,7 +3,8 @@
 //! A pass over the inlined program. Every image that a convolution makes is held with its channels last, and seen as
 //! torch has it by a view. A convolution with a window of one is a linear layer over channels, where the device
 //! says so (on a GPU not in fp32: torch lets convolutions take TF32, and products not); the bias of another one is added
-//! after it, in the region of what follows, if the library does not add it. Batch norms are pointwise ops there.
+//! after it, in the region of what follows, if the library does not add it. Batch norms are pointwise ops there. A
+//! convolution of patches that lie side by side is a linear layer, too, if the image has few channels.
 
 mod groups;
 
