@@ -117,6 +117,7 @@ def generated(model: Any, form: str, context: int, batch: int, new: int, device:
     from transformers import CompileConfig
 
     import hypatia
+    from hypatia.frontend.dynamo import register
     from hypatia.tools import measure
 
     torch.manual_seed(1)
@@ -134,6 +135,7 @@ def generated(model: Any, form: str, context: int, batch: int, new: int, device:
         mode = "reduce-overhead" if form == "ro" else "default"
         settings["compile_config"] = CompileConfig(mode=mode)
     elif form == "torch":
+        register()
         settings["compile_config"] = CompileConfig(backend="hypatia", mode=None)
     else:
         model = hypatia.compile(model)

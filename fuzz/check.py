@@ -121,6 +121,13 @@ def is_steady(case: Case, device: str = "cpu") -> bool:
             lambda v: v.make(device) if isinstance(v, T) else v, (call.args, dict(call.kwargs))
         )
         runs = []
+        if device != "cpu":
+            # Where an index is out of range a GPU ends the process, a CPU says so.
+            on_cpu = copy.deepcopy(model).cpu()
+            try:
+                _ran(on_cpu, pytree.tree_map(_on_cpu, twin(made)), case.entry.training)
+            except Exception:
+                continue
         for number in (0.0, 3.0, -1e30, math.nan):
             _restore(model, state)
             _leave_behind(number, device)

@@ -18,7 +18,7 @@ from hypatia import faults
 from hypatia.errors import PrecisionWarning, VerificationWarning
 from hypatia.execute import choose, timing
 from hypatia.frontend import direct
-from hypatia.frontend.dynamo import collecting
+from hypatia.frontend.dynamo import collecting, register
 
 from .case import Entry
 
@@ -117,6 +117,7 @@ class Compiled:
             torch._dynamo.reset()
             if entry.peer:
                 return torch.compile(self.model, backend="aot_eager", dynamic=entry.dynamic)
+            register()
             return torch.compile(self.model, backend="hypatia", options=options, dynamic=entry.dynamic)
         if entry.name == "optimize":
             opened = _opened(args) if entry.dynamic and not kwargs else None

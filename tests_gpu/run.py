@@ -25,12 +25,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 def main(words: list[str]) -> int:
     """Runs them; the number of failures decides about the exit code."""
     from hypatia.devices import cuda
+    from hypatia.frontend.dynamo import register
 
     if reason := cuda.available():
         print(f"no GPU checks: {reason}")
         return 0
     # A word of torch's about itself, once a compilation.
     warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
+    register()
     failures = 0
     for name, check in _checks():
         if words and not any(word in name for word in words):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import hypatia
+from hypatia.frontend.dynamo import register
 
 from .rows import Arguments, loss_of, tensors_of
 
@@ -77,6 +78,7 @@ class Form:
             mode = "reduce-overhead" if self.name == "ro" else None
             return torch.compile(self.model, backend="inductor", mode=mode)
         if self.name == "torch":
+            register()
             return torch.compile(self.model, backend="hypatia")
         if self.training:
             return hypatia.compile(self.model)

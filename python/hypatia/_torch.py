@@ -123,6 +123,9 @@ NAMES = {
     "aot_autograd": Name(
         "torch._dynamo.backends.common", "aot_autograd", "forward and backward graphs of what Dynamo captured"
     ),
+    "register_backend": Name(
+        "torch._dynamo", "register_backend", "the backend's name, where the package is not installed"
+    ),
     "min_cut_partition": Name(
         "functorch.compile", "min_cut_rematerialization_partition", "splits a training step in two graphs"
     ),

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import hypatia
 from outcomes import Call, assert_like_eager, grad_modes, mlp, outcome
 from support import BACKEND, PEER, assert_as_close_as_eager, fresh_dynamo
 
@@ -313,3 +314,30 @@ def test_a_subclass_that_holds_two_tensors(grad: bool) -> None:
         ours, theirs = compiled(x), model(x)
     assert type(ours) is two
     assert_as_close_as_eager([ours.a, ours.b], [theirs.a, theirs.b])
+
+
+class Kept(nn.Module):
+    """What it is given, in other shapes, and a row of it in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row = x.reshape(-1, 1, 3).detach().flatten(0, -2)[-1:]
+        self.rows.index_put_((torch.ones(1, dtype=torch.int64),), row)
+        return x.reshape(-1) * 2, row
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+@grad_modes
+def test_a_graph_reshapes_inputs_that_lie_otherwise_than_the_example(grad: bool, open_sizes: bool) -> None:
+    """torch.export makes a view of what the model reshapes, where the example allows one."""
+    model, x = Kept(), torch.randn(3, 2)
+    sizes = ({0: torch.export.Dim.AUTO},) if open_sizes else None
+    with torch.set_grad_enabled(grad):
+        graph = hypatia.optimize(copy.deepcopy(model), x, dynamic_shapes=sizes)
+        for other in (torch.randn(2, 3).t(), torch.randn(1, 2).expand(3, 2), torch.randn(3, 4)[:, ::2]):
+            for found, expected in zip(graph(other), model(other), strict=True):
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(dict(graph.named_buffers())["rows"], model.rows, rtol=0, atol=0)

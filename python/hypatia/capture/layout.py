@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .._torch import OpOverload
 from ..errors import UnsupportedError
-from .op_facts import makes_a_view
+from .op_facts import changed_inputs, makes_a_view
 from .records import value_of
 
 
@@ -56,6 +56,19 @@ def has_aligned_rows(value: torch.Tensor) -> bool:
     return not whole(value.shape[-1]) or (
         whole(value.storage_offset()) and all(_example(n) <= 1 or s == 1 or whole(s) for n, s in steps)
     )
+
+
+def reshape_views(gm: fx.GraphModule) -> None:
+    """Makes views reshapes, in place: torch.export writes a reshape as a view where the example allows one.
+
+    What the graph changes keeps its views, since a copy would be changed instead.
+    """
+    aten = torch.ops.aten
+    changed = {storage_of(n) for n in changed_inputs(gm)}
+    for node in gm.graph.find_nodes(op="call_function", target=aten.view.default):
+        if storage_of(node) not in changed:
+            node.target = aten.reshape.default
+    gm.recompile()
 
 
 def overlaps(value: torch.Tensor) -> bool:

@@ -37,7 +37,7 @@ from ..verifier.first_call import Guard
 from .dynamo_pass import Pass
 from .train_contest import Contest, as_captured
 
-__all__ = ["collecting", "compile_count", "hypatia", "reports", "reset"]
+__all__ = ["collecting", "compile_count", "hypatia", "register", "reports", "reset"]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,13 @@ _REMEMBERED = 64
 _reports: list[GraphReport] = []
 _collectors: list[list[GraphReport]] = []
 _lock = threading.Lock()
+
+
+def register() -> None:
+    """Makes ``backend="hypatia"`` known where the package is not installed, as beside a checkout: torch finds
+    backends by what installed packages say of themselves."""
+    if "hypatia" not in torch.compiler.list_backends(exclude_tags=()):
+        _torch.register_backend(hypatia, name="hypatia")
 
 
 def hypatia(

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from .._torch import pytree
+from ..capture.layout import reshape_views
 from ..capture.model_state import Reads, buffers_kept
 from ..capture.op_facts import changed_inputs, changes_inputs, effects_of, name_of
 from ..capture.records import value_of
@@ -54,12 +55,14 @@ def optimize(
     except NotFunctionalError as reason:
         log.info("the graph stays as it was captured: %s", reason)
         result = as_written(model, example_inputs, dict(kwargs or {}), dynamic_shapes)
+        reshape_views(result)
         with_checked_inputs(result, leaves, {})
         return result
     result = _with_same_layout(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and not report.no_plan:
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
+    reshape_views(result)
     with_checked_inputs(result, leaves, made.ranges)
     return result
 
