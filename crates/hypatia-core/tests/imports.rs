@@ -271,7 +271,7 @@ fn modules_of_the_core_import_only_those_before_them() {
 
 #[test]
 fn modules_of_the_other_crates_are_in_no_circle() {
-    for name in ["hypatia-runtime", "hypatia-cuda"] {
+    for name in ["hypatia-runtime", "hypatia-cuda", "hypatia-py"] {
         let (imports, _) = imports_of(name);
         assert!(
             imports.len() > 20,

@@ -9,8 +9,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::plan::is_lazy;
-use crate::tensor::Exchange;
+use crate::tensor::{Exchange, is_lazy};
 
 /// A Python function of the tensors that a step reads and of those that it writes. It returns results for which none
 /// are given there, in their order.

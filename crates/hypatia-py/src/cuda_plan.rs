@@ -1,5 +1,9 @@
 //! Native plans on a GPU for Python.
 
+mod outputs;
+mod rest;
+mod split_weights;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +18,14 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::cuda_outputs::Outputs;
-use crate::cuda_rest::CudaPlanRest;
 use crate::logging::logged;
 use crate::plan::{Expected, NativePlan, calls_and_watched, dispatched, given, unfit};
-use crate::split_weights::SplitWeights;
 use crate::tensor::Exchange;
 use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, tuning};
+use outputs::Outputs;
+pub use rest::CudaPlanRest;
+use split_weights::SplitWeights;
 
 /// Streams for which memory is kept.
 const STREAMS: usize = 8;
@@ -29,14 +33,14 @@ const STREAMS: usize = 8;
 /// A plan with its constants, on a GPU.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct BoundCudaPlan {
-    pub(crate) runnable: Runnable,
-    pub(crate) gpu: u32,
+    runnable: Runnable,
+    gpu: u32,
     inputs: Vec<Expected>,
-    pub(crate) outputs: Vec<Expected>,
+    outputs: Vec<Expected>,
     watched: Vec<Watched>,
-    pub(crate) exchange: Exchange,
+    exchange: Exchange,
     /// The first of the steps that a recording leaves to its calls.
-    pub(crate) late: Option<usize>,
+    late: Option<usize>,
     /// What a call returns: outputs from zero on, inputs from -1 on downwards, or nothing; the outputs if not given.
     returns: Option<Vec<Option<isize>>>,
     /// Memory of the values in between, from torch's allocator, by stream.
@@ -275,7 +279,7 @@ impl BoundCudaPlan {
     }
 
     /// Memory of the values in between, and where it is.
-    pub(crate) fn new_arena(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, u64)> {
+    fn new_arena(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, u64)> {
         let bytes = self.runnable.arena_bytes() as i64;
         let fresh = self.exchange.allocate(DType::U8, &[bytes], Some(self.gpu))?;
         let address = fresh.data() as u64;

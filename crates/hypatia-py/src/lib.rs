@@ -2,14 +2,11 @@
 
 mod call;
 mod cuda;
-mod cuda_outputs;
 mod cuda_plan;
-mod cuda_rest;
 mod devices;
 mod logging;
 mod plan;
 mod results;
-mod split_weights;
 mod store;
 mod tensor;
 mod tuning;
@@ -384,7 +381,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<plan::NativePlan>()?;
     m.add_class::<plan::BoundPlan>()?;
     m.add_class::<cuda_plan::BoundCudaPlan>()?;
-    m.add_class::<cuda_rest::CudaPlanRest>()?;
+    m.add_class::<cuda_plan::CudaPlanRest>()?;
     m.add_class::<watch::Watch>()?;
     m.add_class::<store::Store>()?;
     m.add_function(wrap_pyfunction!(optimize, m)?)?;

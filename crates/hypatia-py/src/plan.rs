@@ -12,7 +12,6 @@ use hypatia_runtime::lower::plan::{Lowered, Returned, TorchCall};
 use hypatia_runtime::plan::{Cpu, Memory, Plan, Runnable, Setting, Value};
 use hypatia_runtime::torch::{Argument, DispatcherCall, Shim};
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use serde::{Deserialize, Serialize};
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::call::PythonCall;
 use crate::logging::logged;
 use crate::results::Spares;
-use crate::tensor::{Exchange, Fresh};
+use crate::tensor::{Exchange, Fresh, is_lazy};
 use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, json};
 
@@ -332,12 +331,6 @@ pub fn unfit(
         }
     }
     Ok(None)
-}
-
-/// Whether a tensor is a lazy negation or a lazy conjugate: its memory has other signs.
-pub fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: DType) -> PyResult<bool> {
-    let negated = tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()?;
-    Ok(negated || dtype.is_complex() && tensor.call_method0(intern!(tensor.py(), "is_conj"))?.extract()?)
 }
 
 /// A plan with its constants.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Kept, Strided};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::{ffi, intern};
 
 use crate::results::{Block, Spares};
 
@@ -439,6 +439,12 @@ impl Borrowed {
         // SAFETY: the offset is within the tensor.
         unsafe { self.tensor.data.cast::<u8>().add(self.tensor.byte_offset as usize) }
     }
+}
+
+/// Whether a tensor is a lazy negation or a lazy conjugate: its memory has other signs.
+pub fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: DType) -> PyResult<bool> {
+    let negated = tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()?;
+    Ok(negated || dtype.is_complex() && tensor.call_method0(intern!(tensor.py(), "is_conj"))?.extract()?)
 }
 
 impl Fresh {

@@ -3,8 +3,9 @@
 use hypatia_runtime::kernels::call::Handed;
 use pyo3::prelude::*;
 
-use crate::cuda_plan::BoundCudaPlan;
+use super::BoundCudaPlan;
 use crate::failed;
+use crate::plan::Expected;
 use crate::tensor::Fresh;
 
 /// Some outputs of a plan during a run, by their places; torch makes those that are not there before.
@@ -13,7 +14,7 @@ pub struct Outputs(Vec<Option<Fresh>>);
 impl Outputs {
     /// Memory for outputs that a run is to write, but for those that torch makes.
     pub fn new(plan: &BoundCudaPlan, writes: impl Fn(usize) -> bool) -> PyResult<Outputs> {
-        let output = |(at, expected): (usize, &crate::plan::Expected)| {
+        let output = |(at, expected): (usize, &Expected)| {
             let given = writes(at) && !plan.runnable.makes(at);
             given
                 .then(|| expected.allocate(plan.exchange, Some(plan.gpu)))

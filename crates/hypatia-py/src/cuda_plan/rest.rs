@@ -6,8 +6,8 @@ use hypatia_runtime::kernels::call::Handed;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::cuda_outputs::Outputs;
-use crate::cuda_plan::BoundCudaPlan;
+use super::BoundCudaPlan;
+use super::outputs::Outputs;
 use crate::{caught, failed, guarded};
 
 /// What is left to do once the first steps of a plan have run: the last ones write large results, into new memory at
