@@ -15,7 +15,13 @@ from torch import fx
 
 from .. import _native, timeline
 from .._torch import trace_structured
-from ..capture import constant_folding, constant_masks, predicted_strides, written_attention
+from ..capture import (
+    constant_folding,
+    constant_masks,
+    filled_by_tensors,
+    predicted_strides,
+    written_attention,
+)
 from ..capture.records import Captured, capture
 from ..devices import table
 from ..errors import UnsupportedError
@@ -196,6 +202,10 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     may_round = request.options.numerics in ("reassoc", "approx")
     if inference and may_round and written_attention.PASS not in left_out:
         gm, seen, written = written_attention.as_calls(gm)
+    as_given = gm
+    if inference and filled_by_tensors.PASS not in left_out:
+        gm = filled_by_tensors.expanded(gm)
+    filled = gm is not as_given
     if constant_masks.PASS not in left_out:
         gm, masks = constant_masks.without_masks(gm)
     before = gm
@@ -203,6 +213,7 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
         gm, constants = constant_folding.with_constants(gm, request.weights)
     done = [
         (bool(written), written_attention.PASS),
+        (filled, filled_by_tensors.PASS),
         (bool(masks), constant_masks.PASS),
         (gm is not before, constant_folding.PASS),
     ]
