@@ -53,11 +53,14 @@ class Model(nn.Module):
         return self.f(*inputs)
 
 
-def later(f: Callable[..., Any], ordinary: tuple[torch.Tensor, ...], *inputs: torch.Tensor) -> list[Any]:
+def later(
+    f: Callable[..., Any], ordinary: tuple[torch.Tensor, ...], *inputs: torch.Tensor, **options: Any
+) -> list[Any]:
     """What a compiled function makes of inputs after a first call on ordinary ones, by each entry."""
     found, model = [], Model(f)
+    entries = (torch.compile(model, backend="hypatia", options=options), hypatia.compile(model, **options))
     with torch.no_grad():
-        for compiled in (torch.compile(model, backend="hypatia"), hypatia.compile(model)):
+        for compiled in entries:
             compiled(*ordinary)
             found.append(compiled(*inputs))
     return found
@@ -223,6 +226,27 @@ def test_what_eager_computes_as_a_number_is_one_at_extreme_values(name: str, wid
             error = (r[finite].double() - w[finite]).abs()
             own = (e[finite].double() - w[finite]).abs()
             assert bool((error <= 2 * own + 1e-5 * scale).all()), (row, e, r)
+
+
+NO_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean of var_mean": lambda x: torch.var_mean(x, -1)[1],
+    "mean of var_mean, kept": lambda x: torch.var_mean(x, -1, keepdim=True)[1] * x,
+    "exponentials over their sum": soft_max,
+}
+FILLED = [[-INF, 1.0], [1.0, INF], [-INF, INF], [NAN, 1.0], [1e3, 0.0], [BIG, -BIG], [-1e3, -1e3], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("numerics", ["exact", "reassoc"])
+@pytest.mark.parametrize("width", [4, 60, 256])
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_in_eager_is_none(name: str, width: int, numerics: str) -> None:
+    """Programs that no class rewrites: a mean or a softmax in their place has its NaNs elsewhere."""
+    f, x = NO_NUMBERS[name], torch.tensor(FILLED).repeat(1, width // 2)
+    eager = f(x)
+    assert bool(eager.isnan().any())
+    for result in later(f, (torch.randn_like(x),), x, numerics=numerics):
+        torch.testing.assert_close(result, eager, equal_nan=True)
+        assert same(result[~eager.isfinite()], eager[~eager.isfinite()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
