@@ -14,6 +14,9 @@ FLOORS = ["tools", "frontend", "verifier", "compiler", "execute", "capture", "de
 ABOVE = {"__init__": 1, "__main__": 0, "nn": 1}
 """Modules beside the packages that stand with one of them: what users import. Others stand below all."""
 
+NATIVE = "_native"
+"""The extension, which imports nothing of the package."""
+
 Imports = Mapping[str, set[str]]
 
 
@@ -56,21 +59,37 @@ def imports_of(module: str, text: str, known: set[str]) -> set[str]:
     package = module.split(".")[:-1] if module != "__init__" else []
     found: set[str] = set()
     for node in _statements(ast.parse(text)):
-        if not node.level:
+        if isinstance(node, ast.Import):
+            found.update(_inside(alias.name) for alias in node.names if _is_ours(alias.name))
             continue
-        base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
-        start = ".".join(part for part in base if part)
+        if not node.level and not _is_ours(node.module or ""):
+            continue
+        if node.level:
+            base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
+            start = ".".join(part for part in base if part)
+        else:
+            start = (node.module or "").partition(".")[2]
         for alias in node.names:
             inner = f"{start}.{alias.name}".lstrip(".")
-            found.add(inner if inner in known else start)
+            if inner != NATIVE:
+                found.add(inner if inner in known else start or "__init__")
     return {m for m in found if m in known and m != module}
 
 
-def _statements(node: ast.AST) -> Iterator[ast.ImportFrom]:
+def _is_ours(name: str) -> bool:
+    return name.split(".")[0] == ROOT.name
+
+
+def _inside(name: str) -> str:
+    """`hypatia.tools.bench` without the first part. `import hypatia` means the package's own file."""
+    return name.partition(".")[2] or "__init__"
+
+
+def _statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        if isinstance(child, ast.ImportFrom):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
         yield from _statements(child)
 

@@ -43,5 +43,12 @@ def test_a_planted_import_is_found() -> None:
     assert upward({"capture.layout": seen}) == [
         "capture.layout imports compiler.report, which stands above it"
     ]
+    absolute = "import hypatia.compiler.report\nfrom hypatia import store, _native\nimport torch.store"
+    assert imports_of("capture.layout", absolute, known) == {"store", "compiler.report"}
+    late = "def late():\n    from hypatia.compiler.report import Check\n    from hypatia.store import get"
+    assert imports_of("capture.layout", late, known) == {"store", "compiler.report"}
+    for text in ("import hypatia", "from hypatia import compile", "from .. import compile"):
+        whole = {"capture.layout": imports_of("capture.layout", text, known | {"__init__"})}
+        assert upward(whole) == ["capture.layout imports __init__, which stands above it"]
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert not cycle({"a": {"b", "c"}, "b": {"c"}})
