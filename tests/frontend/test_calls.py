@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+import logging
+from collections import OrderedDict, deque, namedtuple
 from typing import Any
 
 import pytest
@@ -392,3 +393,48 @@ def test_a_captured_graph_that_fails_is_no_reason_to_fail(monkeypatch: pytest.Mo
         compiled = hypatia.compile(model, x)
         assert torch.equal(compiled(x), model(x))
     assert [r.kept for r in compiled.reports] == ["eager"]
+
+
+class Reading(nn.Module):
+    """A layer whose input a function makes of the arguments."""
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(8, 8), read
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        return self.layer(self.read(self, *inputs))
+
+
+def counted(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.calls = getattr(model, "calls", 0) + 1
+    return x
+
+
+def remembered(_: nn.Module, x: torch.Tensor, seen: deque[torch.Tensor]) -> torch.Tensor:
+    seen.append(x)
+    return x
+
+
+LEFT: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "a set": (lambda _, x, s: x, (x, {1}), "an argument is of a type that nothing is known of"),
+    "counting": (counted, (x,), "the model changes calls when it is called"),
+    "a deque": (remembered, (x, deque()), "it cannot be exported"),
+    "hooks": (lambda _, x: x, (x,), "it has hooks"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_where_a_call_is_left_to_the_model_the_log_says_why(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, inputs, why = LEFT[name]
+    model = Reading(read).eval()
+    if name == "hooks":
+        model.register_forward_hook(lambda *_: None)
+    with torch.no_grad(), caplog.at_level(logging.INFO, logger="hypatia"):
+        compiled = hypatia.compile(model)
+        assert torch.equal(compiled(*inputs), model(*inputs))
+    assert not compiled.reports
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if "runs as it is" in r.getMessage()]
+    assert said == [("INFO", f"the model runs as it is: {why}")]

@@ -202,19 +202,22 @@ def test_a_cache_is_the_callers(kind: str) -> None:
                 assert all(a is b.keys for a, b in zip(kept, ours.layers, strict=True))
 
 
-@pytest.mark.parametrize("by", ["model", "forward", "config"])
+@pytest.mark.parametrize("by", ["model", "forward", "config", "default config"])
 def test_torch_compile_generates(by: str) -> None:
     torch.compiler.reset()
     model, _ = made(llama)
     settings: dict[str, Any] = {"cache_implementation": "static"}
-    expected = tokens(model, **settings)
+    expected, compiles = tokens(model, **settings), hypatia.compile_count()
     if by == "model":
         found = tokens(torch.compile(model, backend="hypatia"), **settings)
     elif by == "forward":
         with mock.patch.object(model, "forward", torch.compile(model.forward, backend="hypatia")):
             found = tokens(model, **settings)
     else:
-        config = transformers.CompileConfig(backend="hypatia", mode=None)
+        config = transformers.CompileConfig(backend="hypatia", **({"mode": None} if by == "config" else {}))
+        assert (config.mode is None) == (by == "config"), "transformers has a mode of its own"
         config._compile_all_devices = True
         found = tokens(model, **settings, compile_config=config)
+    # torch hands `generate` of what it compiled on to the model itself.
+    assert hypatia.compile_count() > compiles or by == "model"
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
