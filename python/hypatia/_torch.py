@@ -160,6 +160,9 @@ NAMES = {
     "set_multithreaded_backward": Name(
         "torch._C", "_set_multithreading_enabled", "option backward_in_caller"
     ),
+    "side_effectful_functions": Name(
+        "torch.fx.node", "_side_effectful_functions", "functions that are called for what they do"
+    ),
     "autograd": Name(
         "torch._C", "_autograd", "whether a backward pass keeps its graph", "gradients are copied, not lent"
     ),
@@ -201,11 +204,34 @@ NAMES = {
 
 ATTRIBUTES = {
     "torch._ops.OpOverload._schema": "arguments of an op, and whether it changes them",
+    "torch._ops.OpOverload._overloadname": "an op as torch's dispatcher names it",
     "torch.fx.Graph._codegen": "how a graph is called",
+    "torch.fx.Node._rename": "nodes of a new graph keep the names of the captured one",
+    "torch.export.ExportedProgram._guards_code": "what was assumed of sizes while a model was exported",
     "torch.nn.Module._call_impl": "the frames of calls of modules: names of nodes",
+    "torch.nn.Module._wrapped_call_impl": "a module that stands for another is called as any module",
+    "torch.nn.Module._slow_forward": "the same, while torch.jit traces",
+    "torch.nn.Module._parameters": "weights of a module, without a read of the attribute",
+    "torch.nn.Module._buffers": "the same",
+    "torch.nn.Module._modules": "the same: modules inside of it",
+    "torch.nn.Module._forward_hooks": "a model with hooks is called as it is",
+    "torch.nn.Module._forward_pre_hooks": "the same; hooks of an exported graph are taken off",
+    "torch.nn.Module._forward_pre_hooks_with_kwargs": "the same",
+    "torch.nn.Module._backward_hooks": "the same; so is a parameter whose gradient somebody waits for",
+    "torch.nn.Module._backward_pre_hooks": "the same",
+    "torch.nn.modules.module._global_forward_hooks": "the same, for hooks of all modules",
+    "torch.nn.modules.module._global_forward_pre_hooks": "the same",
+    "torch.nn.modules.module._global_backward_hooks": "the same",
+    "torch.Tensor._backward_hooks": "a gradient that somebody waits for is torch's own",
+    "torch.Tensor._post_accumulate_grad_hooks": "the same",
     "torch.Tensor._is_view": "whether a value has memory of its own",
     "torch.Tensor._version": "whether a weight was changed",
     "torch.Tensor._base": "what a tensor is a view of",
+    "torch.UntypedStorage._cdata": "which tensors share memory, and how many hold it",
+    "torch._dynamo.OptimizedModule._orig_mod": "the model inside of what torch.compile returned",
+    "torch.distributed.fsdp.FlatParameter._fsdp_flattened": "weights that FSDP writes without a new version",
+    "torch._functorch._aot_autograd.utils.make_boxed_func._boxed_call": "a call takes a list and empties it",
+    "torch._C._autograd._get_current_graph_task_keep_graph": "whether a backward pass keeps its graph",
 }
 """Private attributes of public things, and what they are for."""
 

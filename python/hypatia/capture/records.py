@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch import fx, nn
 
+from .. import _torch
 from .._torch import OpOverload
 from ..errors import UnsupportedError
 from .arguments import Arg, Dim, Record, Terms
@@ -170,11 +171,11 @@ def _effects(node: fx.Node) -> tuple[bool, bool, bool]:
     target = node.target
     if isinstance(target, OpOverload):
         mutates = changes(target)
-        listed = target in fx.node._side_effectful_functions
+        listed = target in _torch.side_effectful_functions
         random = draws(target) and not _drops_nothing(node, target)
         return mutates or listed or random, random and not (mutates or listed), mutates
     pure = getattr(target, "__module__", "") in ("_operator", "math", "torch") and callable(target)
-    return not pure or target in fx.node._side_effectful_functions, False, False
+    return not pure or target in _torch.side_effectful_functions, False, False
 
 
 def _changed(node: fx.Node) -> list[int]:
