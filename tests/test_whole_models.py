@@ -10,6 +10,8 @@ import pytest
 import timm
 import torch
 import transformers
+from timm.models import mlp_mixer
+from timm.models.mobilevit import MobileVitBlock
 from torch import nn
 
 import hypatia
@@ -52,6 +54,19 @@ def image(name: str, **settings: Any) -> Callable[[], Call]:
     return build
 
 
+def resmlp() -> Call:
+    """ResMLP of one block, with a scale for each layer."""
+    kinds = {"block_layer": mlp_mixer.ResBlock, "norm_layer": mlp_mixer.Affine}
+    model = mlp_mixer.MlpMixer(10, 32, patch_size=8, num_blocks=1, embed_dim=24, mlp_ratio=4, **kinds)
+    return model, {"x": torch.randn(1, 3, 32, 32)}
+
+
+def mobilevit() -> Call:
+    """A block of MobileViT, which puts patches side by side for attention and back into an image."""
+    block = MobileVitBlock(16, transformer_dim=24, transformer_depth=1, num_heads=2, patch_size=2)
+    return block, {"x": torch.randn(1, 16, 8, 8)}
+
+
 MODELS: dict[str, Callable[[], Call]] = {
     "bert": text("BertModel", "BertConfig", **SIZES),
     # These return caches, which are objects of their own.
@@ -82,6 +97,8 @@ MODELS: dict[str, Callable[[], Call]] = {
     "pit": image("pit_ti_224", base_dims=[8, 8, 8], depth=[1, 1, 1], heads=[1, 2, 4]),
     "swin": image("swin_tiny_patch4_window7_224", window_size=4, embed_dim=16, depths=(2,), num_heads=(2,)),
     "visformer": image("visformer_tiny", embed_dim=32, depth=(1, 1, 1)),
+    "resmlp": resmlp,
+    "mobilevit": mobilevit,
 }
 
 
