@@ -167,3 +167,48 @@ def test_it_trains_in_a_wrapper() -> None:
     wrapper.zero_grad()
     wrapper[1](model(x)).sum().backward()
     torch.testing.assert_close(got, [p.grad for p in model.parameters()])
+
+
+WORDS = ["[PAD]", "[UNK]", "a", "small", "plan", "runs"]
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def classifier_of_text() -> tuple[nn.Module, dict[str, Any], list[Any]]:
+    """A model of transformers, what a pipeline needs beside it, and inputs."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    known = {word: number for number, word in enumerate(WORDS)}
+    splitter = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    splitter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=splitter, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=len(WORDS), **SIZES)
+    )
+    return model, {"task": "text-classification", "tokenizer": tokenizer}, ["a small plan", "a plan runs"]
+
+
+def classifier_of_images() -> tuple[nn.Module, dict[str, Any], list[Any]]:
+    """The same of one that sees."""
+    transformers, image = pytest.importorskip("transformers"), pytest.importorskip("PIL.Image")
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(image_size=16, patch_size=8, **SIZES)
+    )
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    images = [image.effect_noise((20, 20), sigma).convert("RGB") for sigma in (50, 90)]
+    return model, {"task": "image-classification", "image_processor": processor}, images
+
+
+@pytest.mark.parametrize("make", [classifier_of_text, classifier_of_images])
+def test_a_pipeline_of_transformers_takes_it(make: Any) -> None:
+    torch.manual_seed(0)
+    model, settings, inputs = make()
+    compiled = hypatia.compile(model.eval())
+    from transformers import pipeline
+
+    ours, theirs = (pipeline(model=m, device="cpu", **settings) for m in (compiled, model))
+    for given in inputs:
+        for mine, other in zip(ours(given), theirs(given), strict=True):
+            assert mine["label"] == other["label"]
+            assert mine["score"] == pytest.approx(other["score"], abs=1e-5)
+    assert [r.kept for r in compiled.reports] == ["plan"]
