@@ -1,8 +1,8 @@
 """Tensors that are filled with a number which the graph asks another tensor for.
 
 Detectors fill their anchors with strides: ``torch.full(size, stride.item())``. The number goes to Python and
-back, for which a plan would have to stop, and a GPU with it. The same tensor is made of the number where it is:
-cast, expanded and copied.
+back, for which a plan would have to stop, and a GPU with it. The same tensor is made of the number where it
+is: cast, expanded and copied.
 """
 
 from __future__ import annotations
