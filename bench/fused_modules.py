@@ -20,7 +20,7 @@ from torch import nn
 from hypatia.nn import FusedLinearGELU, FusedLinearReLU, FusedLinearSiLU, FusedMLP
 from hypatia.tools.bench import DTYPES
 from hypatia.verifier.gradients import cotangents
-from hypatia.verifier.verify import FACTOR, ULPS, Errors
+from hypatia.verifier.verify import compared
 
 SHAPES = [(7, 13), (1, 13), (13,), (0, 13), (2, 3, 13), (2, 0, 13), (33, 13)]
 """Sizes that no vector or tile divides, empty ones, and one without a batch."""
@@ -104,10 +104,13 @@ def examine(diagnostic: Diagnostic, pair: Pair, dtype: str, device: str) -> None
             plain.to(DTYPES[dtype])
             ours, theirs = derivatives(fused, x), derivatives(plain, x)
             for order, a, b, e in zip(orders, ours, theirs, exact, strict=True):
-                error, own, reason = judged(a, b, e)
-                worst[order] = (max(worst[order][0], error), max(worst[order][1], own))
-                if reason:
-                    failures.append(f"{order} of {list(shape)}{'' if bias else ' without bias'}: {reason}")
+                found = compared(a, b, e)
+                both = zip(worst[order], (found.candidate, found.reference), strict=True)
+                error, own = (max([known, *(e.ulps for e in errors)]) for known, errors in both)
+                worst[order] = (error, own)
+                if not found:
+                    where = f"{list(shape)}{'' if bias else ' without bias'}"
+                    failures.append(f"{order} of {where}: {found.reason}")
     cells = (text for order in orders for text in (f"{worst[order][0]:.1f}", f"{worst[order][1]:.1f}"))
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     diagnostic.add(
@@ -130,22 +133,6 @@ def _twins(pair: Pair, bias: bool, dtype: str, device: str) -> tuple[nn.Module, 
         for mine, other in zip(fused.parameters(), plain.parameters(), strict=True):
             mine.copy_(other)
     return plain, fused
-
-
-def judged(
-    ours: list[torch.Tensor], theirs: list[torch.Tensor], exact: list[torch.Tensor]
-) -> tuple[float, float, str]:
-    """Largest errors in roundings, ours and eager's, and why ours are too large."""
-    worst = own = 0.0
-    reason = ""
-    for a, b, e in zip(ours, theirs, exact, strict=True):
-        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            return worst, own, f"{a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
-        mine, other = Errors.of(a, e).ulps, Errors.of(b, e).ulps
-        worst, own = max(worst, mine), max(own, other)
-        if not mine <= FACTOR * other + ULPS:
-            reason = reason or f"{mine:.3g} roundings, eager's {other:.3g}"
-    return worst, own, reason
 
 
 def main() -> int:
