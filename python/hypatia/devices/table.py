@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from .. import _torch
+from .. import _native, _torch
 from . import cuda
+from .bound import Plan, Recordable, Request
 
-__all__ = ["Device", "of"]
+__all__ = ["Device", "of", "random_devices"]
 
 
 class Device:
     """A device without kernels of ours, whose work is done when a call returns."""
+
+    eager_wins_ties = True
+    """Whether a training step that is no faster than eager's is eager's: there are no plans for training."""
+    times_host_apart = False
+    """Whether it works while the host queues more, so that a call takes what the slower of both takes."""
+    records = False
+    """Whether calls can be recorded once and done again, which spares the host."""
+    arranges_results = False
+    """Whether a plan returns the outputs that it is asked for, in their order."""
+    backward_in_threads = False
+    """Whether autograd runs its backward passes in a thread of the device's."""
+    elements_at_once = 1 << 17
+    """Elements compared at a time: in float64 they stay in a cache."""
 
     def no_kernels(self, device: torch.device, kind: str) -> str:
         """Why no graph of this kind has a plan, if none has."""
@@ -31,6 +45,36 @@ class Device:
     def lead(self, device: torch.device) -> Callable[[], int]:
         """What a plan is given first at each call."""
         return torch.get_num_threads
+
+    def bind(self, request: Request) -> Plan:
+        """A plan with its weights."""
+        like = request.like if isinstance(request.like, _native.BoundPlan) else None
+        return request.plan.bind(
+            request.constants,
+            request.watched,
+            request.calls,
+            request.libtorch,
+            request.lead,
+            request.most,
+            request.without,
+            like,
+        )
+
+    def recordable(self, plan: Plan) -> Recordable | None:
+        """The plan, if its steps can be recorded and it does not record them by itself."""
+        return None
+
+    def allows_tf32(self) -> bool | None:
+        """Whether products may round to TF32 now; none where there is no such setting."""
+        return None
+
+    def may_round_to_tf32(self) -> bool:
+        """Whether products or convolutions may."""
+        return False
+
+    def free_memory(self, device: torch.device) -> int | None:
+        """Bytes of it that are free, if it has memory of its own."""
+        return None
 
     def wait(self, device: torch.device) -> None:
         """Waits until its work is done."""
@@ -57,6 +101,13 @@ class Cpu(Device):
 class Cuda(Device):
     """GPUs of NVIDIA's."""
 
+    eager_wins_ties = False
+    times_host_apart = True
+    records = True
+    arranges_results = True
+    backward_in_threads = True
+    elements_at_once = 1 << 24  # The host waits for each of these.
+
     def no_kernels(self, device: torch.device, kind: str) -> str:
         """The libraries that are missing."""
         return cuda.available() or ""
@@ -73,6 +124,42 @@ class Cuda(Device):
     def lead(self, device: torch.device) -> Callable[[], int]:
         """The stream."""
         return functools.partial(_torch.cuda_stream, device.index or 0)
+
+    def bind(self, request: Request) -> Plan:
+        """A plan that launches kernels on a stream."""
+        tf32 = self.allows_tf32()
+        assert tf32 is not None
+        return _native.BoundCudaPlan(
+            request.plan,
+            request.constants,
+            request.watched,
+            request.calls,
+            request.libtorch,
+            request.device.index or 0,
+            request.lead,
+            tf32,
+            None if request.returns is None else [*request.returns],
+            request.split,
+            request.most,
+            request.like if isinstance(request.like, _native.BoundCudaPlan) else None,
+        )
+
+    def recordable(self, plan: Plan) -> Recordable | None:
+        """One with calls into torch: others are recorded where they are launched."""
+        return plan if isinstance(plan, _native.BoundCudaPlan) and not plan.is_native() else None
+
+    def allows_tf32(self) -> bool:
+        """What torch's setting for cuBLAS says."""
+        return _torch.cublas_allows_tf32()
+
+    def may_round_to_tf32(self) -> bool:
+        """What torch's settings for cuBLAS and cuDNN say."""
+        return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+
+    def free_memory(self, device: torch.device) -> int:
+        """With what torch holds and nobody uses."""
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
     def wait(self, device: torch.device) -> None:
         """For all of its streams."""
@@ -94,3 +181,9 @@ _OTHER = Device()
 def of(device: torch.device) -> Device:
     """What is known of a device of torch's."""
     return _DEVICES.get(device.type, _OTHER)
+
+
+def random_devices(values: Iterable[object]) -> list[torch.device]:
+    """Devices of these tensors with random numbers of their own, beside the host's."""
+    found = {t.device for t in values if isinstance(t, torch.Tensor)}
+    return sorted({d for device in found for d in of(device).random_devices(device)}, key=str)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _native, _torch, store
+from .. import _native, store
 from ..capture.constant_values import ancestors
 from ..capture.records import function_of, path_of, value_of
 from ..devices import table
+from ..devices.bound import Plan, Recordable, Request
 from . import torch_calls
 from .cuda_graph import Room
 from .described import Described, described
@@ -24,7 +25,7 @@ from .outputs import PlanResults
 from .plans import CONVOLUTION, Planner, cudnn_settings
 from .recorded_plan import Recorded
 from .weight_changes import are_steady
-from .weights_in_use import Bound, Plan, Weights
+from .weights_in_use import Bound, Weights
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class Binding:
         """The settings of convolutions, if plans have some."""
         self._room = Room(self.device.index or 0)
         self._describe(described(planner.at(planner.hints)))
-        self.lead = table.of(self.device).lead(self.device)
+        self._place = table.of(self.device)
+        self.lead = self._place.lead(self.device)
         """What a plan is given first: the number of threads, or the stream."""
 
     def _describe(self, about: Described) -> None:
@@ -113,7 +115,7 @@ class Binding:
         """Whether the plans were bound under the settings of now."""
         if self._cudnn is not None and self._cudnn != cudnn_settings():
             return False
-        return self._tf32 is None or self._tf32 == _torch.cublas_allows_tf32()
+        return self._tf32 is None or self._tf32 == self._place.allows_tf32()
 
     def known(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         """The plan for these sizes, if it is bound to these weights."""
@@ -170,7 +172,7 @@ class Binding:
             now.bound.pop(oldest)
         now.bound[sizes] = known
         if self.planner.saved:
-            self.only = known[0] if self.device.type == "cuda" else _arranging(*known)
+            self.only = known[0] if self._place.arranges_results else _arranging(*known)
         now.hold(ids, (*weights, *attributes))
         return known
 
@@ -187,11 +189,11 @@ class Binding:
                 self.refusal = "the model was converted since it was compiled"
                 return None
             _open_tuning(store.tuning_folder())
-            bound: Plan = self._bound_plan(plan, about, constants, watched)
+            bound = self._bound_plan(plan, about, constants, watched)
             plan_results = PlanResults(self.gm, about, self.planner.plain)
-            recordable = not self.planner.saved
-            if isinstance(bound, _native.BoundCudaPlan) and not bound.is_native() and recordable:
-                bound = self._recorded(bound, tuple(self.given(args)), plan_results, about["changes"])
+            recordable = None if self.planner.saved else self._place.recordable(bound)
+            if recordable is not None:
+                bound = self._recorded(recordable, tuple(self.given(args)), plan_results, about["changes"])
         return bound, plan_results
 
     def _constants(
@@ -228,47 +230,42 @@ class Binding:
         constants: list[torch.Tensor],
         watched: list[torch.Tensor],
         more: int = 0,
-    ) -> _native.BoundPlan | _native.BoundCudaPlan:
-        libtorch = str(torch_calls.LIBTORCH)
+    ) -> Plan:
         made = self.planner.calls(about["calls"])
         if any(call["target"] == CONVOLUTION for call in about["calls"]):
             self._cudnn = cudnn_settings()
         most = self.planner.most
         room = None if most is None else max(0, most - folded_bytes(self.gm) - self._turned)
         like, _ = next(reversed(self.bound.values()), (None, None))
-        if self.device.type != "cuda":
-            threads = torch.get_num_threads()
-            alike = like if isinstance(like, _native.BoundPlan) else None
-            return plan.bind(constants, watched, made, libtorch, threads, room, self._without, alike)
-        self._tf32 = _torch.cublas_allows_tf32()
+        self._tf32 = self._place.allows_tf32()
         returns = None
         if self.planner.saved:
             outputs = plan.outputs()
             returns = [*self.plan_results.returns, *range(outputs - more, outputs)]
-        shared = like.bound if isinstance(like, Recorded) else like
-        return _native.BoundCudaPlan(
-            plan,
-            constants,
-            watched,
-            made,
-            libtorch,
-            self.device.index or 0,
-            self.lead(),
-            self._tf32,
-            returns,
-            self.planner.split,
-            room,
-            shared if isinstance(shared, _native.BoundCudaPlan) else None,
+        request = Request(
+            plan=plan,
+            constants=constants,
+            watched=watched,
+            calls=made,
+            libtorch=str(torch_calls.LIBTORCH),
+            device=self.device,
+            lead=self.lead(),
+            returns=returns,
+            split=self.planner.split,
+            most=room,
+            without=self._without,
+            like=like.bound if isinstance(like, Recorded) else like,
         )
+        return self._place.bind(request)
 
     def _recorded(
         self,
-        bound: _native.BoundCudaPlan,
+        bound: Recordable,
         inputs: tuple[torch.Tensor, ...],
         plan_results: PlanResults,
         changes: Sequence[int],
     ) -> Plan:
-        if torch.cuda.is_current_stream_capturing():
+        if self._place.is_recording():
             return bound
         return Recorded(bound, self.device, inputs, self._room, changes, plan_results.results)
 

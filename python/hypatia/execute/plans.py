@@ -15,6 +15,7 @@ from ..capture import graph_layouts
 from ..capture.arguments import Arg
 from ..capture.op_facts import changes_inputs, in_place_form, is_composite
 from ..capture.records import Captured, by_schema, resolve, value_of
+from ..devices import table
 from ..kernels import FusedCall
 from ..options import Options
 from . import torch_calls
@@ -179,7 +180,9 @@ def planner_of(
     if plain is not None and any(result["given"] for result in about["results"][:plain]):
         return "a result is a view of an input, of which autograd has to know"
     # A GPU records torch's calls, too.
-    if len(about["calls"]) == len(about["steps"]) and (captured.device.type == "cpu" or not about["steps"]):
+    if len(about["calls"]) == len(about["steps"]) and not (
+        about["steps"] and table.of(captured.device).records
+    ):
         return "no step has a kernel"
     return planner
 

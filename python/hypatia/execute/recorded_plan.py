@@ -15,6 +15,7 @@ import torch
 
 from .. import _native, _torch
 from ..capture.layout import same_strides
+from ..devices.bound import Recordable, Rest
 from .agreement import agree
 from .changes import Counts, State, fits
 from .cuda_graph import EVICTED, CudaGraph, RecordingCache, Room, bytes_of, copied
@@ -36,7 +37,7 @@ class Recorded:
 
     def __init__(
         self,
-        bound: _native.BoundCudaPlan,
+        bound: Recordable,
         device: torch.device,
         inputs: Tensors,
         room: Room,
@@ -131,7 +132,7 @@ class _Recording:
 
     def __init__(
         self,
-        bound: _native.BoundCudaPlan,
+        bound: Recordable,
         device: torch.device,
         inputs: Tensors,
         changes: Sequence[int],
@@ -144,7 +145,7 @@ class _Recording:
         # Nothing here keeps the memory of what is changed: its owner gives it at every call.
         given = list(inputs)
 
-        def run() -> _native.CudaPlanRest:
+        def run() -> Rest:
             rest = bound.begin(_torch.cuda_stream(index), *given)
             if rest is None:
                 raise RuntimeError(f"the plan does not run: {bound.refusal(*given)}")

@@ -64,7 +64,7 @@ def timed(forms: Forms, seconds: float, device: torch.device) -> Times:
     """
     if instead is not None:
         return Times(instead(list(forms)), {})
-    if device.type != "cuda":
+    if not table.of(device).times_host_apart:
         return Times({name: host for name, (_, host) in _in_turns(forms, seconds, gpu=False).items()}, {})
     with torch.cuda.device(device):
         torch.cuda.synchronize()
@@ -92,7 +92,7 @@ class CallTimes:
     def time(self, call: Callable[[], object]) -> object:
         """What the call returns."""
         events = None
-        if self._device.type == "cuda":
+        if table.of(self._device).times_host_apart:
             stream = torch.cuda.current_stream(self._device)
             events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             events[0].record(stream)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..devices import table
 from .changes import Counts, note_changes
 from .cuda_graph import CopiesOut, CudaGraph
 
@@ -56,7 +57,7 @@ class RecordedStep:
         self._steady = list(steady)
         self._open = sorted({*range(len(primals))} - {*steady})
         self._addresses = [primals[i].data_ptr() for i in steady]
-        self._index = next(t for t in primals if t.is_cuda).device.index
+        self._index = next(t for t in primals if table.of(t.device).records).device.index
         self._stream = _torch.cuda_stream(self._index)
         self._lock = threading.Lock()
         self._turn: Callable[[], _Turn | None] = lambda: None

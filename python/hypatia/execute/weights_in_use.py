@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _native
+from ..devices.bound import Plan
 from .folding import watch
 from .outputs import PlanResults
-from .recorded_plan import Recorded
 
-Plan = _native.BoundPlan | _native.BoundCudaPlan | Recorded
 Bound = tuple[Plan, PlanResults]
 """A bound plan, and what makes results of what it returns."""
 

@@ -18,6 +18,7 @@ from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..compiler import pipeline
 from ..compiler.report import GraphReport
+from ..devices.table import random_devices
 from ..errors import UnsupportedError
 from ..execute import choose
 from ..execute.changes import RandomState, State
@@ -25,7 +26,6 @@ from ..execute.native import NativeGraph
 from ..execute.recording import Recordings, why_not
 from ..options import Options
 from ..verifier.first_call import device_of
-from ..verifier.reference import devices_of
 from ..verifier.same_layout import has_same_layout
 from .call_key import Signature, kinds_check, shared_memory
 from .flat_model import FlatModel
@@ -231,7 +231,7 @@ class CompiledCall:
             plan.fallback = lambda flat: original(*flat)
             plan.ranges = self.open
         if timed:
-            device, random = device_of(inputs), RandomState(devices_of(inputs))
+            device, random = device_of(inputs), RandomState(random_devices(inputs))
             before = State(changed_tensors(original, inputs), device)
             # Not with the caller's own containers, which the model may change.
             eager = model if self.plain else lambda *flat: self._flat.as_called(flat)

@@ -20,6 +20,7 @@ from ..capture.trace import NotFunctionalError, as_written, captured
 from ..compiler.changed_inputs import protect
 from ..compiler.pipeline import CompiledGraph, Part, Request, compile_graph
 from ..compiler.report import GraphReport
+from ..devices.table import random_devices
 from ..execute import choose
 from ..execute.changes import RandomState
 from ..execute.native import NativeGraph
@@ -27,7 +28,6 @@ from ..options import Options
 from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, device_of
-from ..verifier.reference import devices_of
 from ..verifier.same_layout import has_same_layout
 from .input_check import with_checked_inputs
 
@@ -109,7 +109,7 @@ def _is_faster(
     wanted = [t for t in (*model.parameters(), *leaves) if t.requires_grad]
     if training and wanted:
         forms = {name: choose.with_backward(call, wanted) for name, call in forms.items()}
-    random = RandomState(devices_of(leaves))
+    random = RandomState(random_devices(leaves))
     with buffers_kept(model):
         choice = choose.fastest(forms, device_of(leaves))
     random.restore()

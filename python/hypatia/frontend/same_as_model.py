@@ -14,11 +14,11 @@ from .._torch import pytree
 from ..capture.model_state import buffers_kept
 from ..capture.op_facts import changed_inputs, draws_at
 from ..capture.records import path_of
+from ..devices.table import random_devices
 from ..execute.agreement import agree
 from ..execute.changes import RandomState, State
 from ..timeline import COMPARISON, stage
 from ..verifier.first_call import device_of
-from ..verifier.reference import devices_of
 from ..verifier.same_layout import layouts_of
 from .flat_model import FlatModel
 
@@ -36,7 +36,7 @@ def computes_the_same(
     nothing and draws no numbers. None if they differ, else how the model's results lie in memory; nothing of
     that is known where inputs or buffers change.
     """
-    random = RandomState(devices_of(inputs))
+    random = RandomState(random_devices(inputs))
     before = State(changed_tensors(captured, inputs), device_of(inputs))
     outline = model.hypatia_outline()
     results: list[list[Any]] = []

@@ -20,6 +20,7 @@ from ..capture.records import value_of
 from ..capture.size_ranges import Ranges
 from ..capture.trace import distinct, exported
 from ..compiler.report import GraphReport
+from ..devices import table
 from ..errors import UnsupportedError
 from ..execute import choose
 from ..execute.changes import Counts, State
@@ -138,7 +139,7 @@ class CompiledTraining:
         self.step = step_of([*weights, *inputs], range(len(weights)), passes) if dynamic is None else None
         if self.step is not None and not self.step.random and not self.step.changed:
             self.step.again = lambda again: list(flat(*again))
-        if self.step is not None and any(t.is_cuda for t in inputs):
+        if self.step is not None and any(table.of(t.device).backward_in_threads for t in inputs):
             self.step.in_caller = Options.parse(options).backward_in_caller
         why = _why_not(gm, passes)
         if not why and not effects_of(gm) and not self._lies_alike(inputs):
@@ -170,7 +171,7 @@ class CompiledTraining:
     def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
         before = step.state(device_of(leaves))
-        with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
+        with torch.random.fork_rng(table.random_devices(leaves)):
             forms = step.forms(leaves)
             if not forms:
                 return
@@ -188,7 +189,7 @@ class CompiledTraining:
         before = State([*self._buffers, *(leaves[i] for i in self._changes)], device_of(leaves))
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         try:
-            with torch.random.fork_rng(sorted({t.device.index for t in leaves if t.is_cuda})):
+            with torch.random.fork_rng(table.random_devices(leaves)):
                 self._fastest({"plain": lambda: run(*leaves)}, leaves, before.counts)
         finally:
             before.restore()
@@ -200,8 +201,8 @@ class CompiledTraining:
         model = self.model if self.plain else self._flat
         wanted = (*self.model.parameters(), *leaves)
         eager = {"eager": lambda: model(*leaves)}
-        # A CPU has no plans for training: of equals, what needs nothing of ours.
-        calls = {**eager, **forms} if device_of(leaves).type == "cpu" else {**forms, **eager}
+        first = table.of(device_of(leaves)).eager_wins_ties
+        calls = {**eager, **forms} if first else {**forms, **eager}
         steps = {name: choose.with_backward(call, wanted) for name, call in calls.items()}
         choice = choose.fastest(steps, device_of(leaves), counts=counts)
         self.eager = choice.kept == "eager"

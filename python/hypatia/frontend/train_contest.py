@@ -16,6 +16,7 @@ from torch import fx
 
 from .. import _torch
 from ..capture.op_facts import effects_in
+from ..devices import table
 from ..execute import choose
 from ..execute.changes import State
 from ..verifier.first_call import device_of
@@ -111,7 +112,7 @@ class Contest:
             step = self._step(args)
             assert step is not None
             step.keep(choice.kept, forms)
-            step.in_caller = self._in_caller and device.type == "cuda"
+            step.in_caller = self._in_caller and table.of(device).backward_in_threads
             self._run = self._by(step)
 
     def _calls(
@@ -131,8 +132,8 @@ class Contest:
         if step is not None:
             calls = {name: by(step, passes) for name, passes in forms.items()}
         eager = {"eager": lambda: self._eager(*args)}
-        # A CPU has no plans for training: of equals, what needs nothing of ours.
-        return {**eager, **calls} if device_of(args).type == "cpu" else {**calls, **eager}
+        first = table.of(device_of(args)).eager_wins_ties
+        return {**eager, **calls} if first else {**calls, **eager}
 
     def _step(self, args: Sequence[Any]) -> Step | None:
         """Both passes without what AOTAutograd does around them, if that is all they need."""

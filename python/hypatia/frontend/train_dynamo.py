@@ -15,6 +15,7 @@ import torch
 from .. import _native, _torch
 from ..capture.op_facts import draws
 from ..capture.records import value_of
+from ..devices import table
 from ..execute.changes import State
 from ..execute.cuda_graph import note_thread_of_autograd
 from ..execute.train_step import GivenTangents, Gradients, RecordedStep, Tensors
@@ -193,7 +194,7 @@ class Step:
             return {}
         self.passes = self._as_they_are(forward, backward)
         forms = {"plain": self.passes}
-        on_device = next((t.device for t in inputs if t.is_cuda), None)
+        on_device = next((t.device for t in inputs if table.of(t.device).records), None)
         if on_device is None:
             return forms
         before = self.state(on_device)

@@ -18,12 +18,13 @@ from ..capture.records import path_of
 from ..compiler.comparison import Comparison
 from ..compiler.pipeline import CompiledGraph
 from ..compiler.report import Check, Removed
+from ..devices.table import random_devices
 from ..execute.changes import Counts, RandomState
 from ..timeline import CALL, stage
 from .compare import Comparer, References
 from .gradients import gradients_of
 from .memory import memory_allowed
-from .reference import cloned, devices_of
+from .reference import cloned
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class CheckedCall:
         values.update(self.attributes)
         self.before = {n: pytree.tree_map(cloned, values[n]) for n in self.changed}
         self.order = placeholders
-        self.random = RandomState(devices_of(inputs))
+        self.random = RandomState(random_devices(inputs))
         self.after = self.random.copy()
         (output,) = original.graph.find_nodes(op="output")
         self.results = pytree.tree_leaves(output.args[0], is_leaf=lambda a: isinstance(a, fx.Node))

@@ -14,6 +14,7 @@ from .._torch import pytree
 from ..capture.op_facts import name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
+from ..devices import table
 from ..execute.changes import RandomState
 from .gradients import gradients_of
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
@@ -104,8 +105,8 @@ class Comparer:
         self.whole = Script(gm)
         self.coarse = narrower(gm.graph, torch.float32)
         """Results that depend on values of 16 bits: eager's digits beyond those are chance."""
-        flags = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        self.tf32 = flags and any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs.values())
+        devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
+        self.tf32 = any(table.of(d).may_round_to_tf32() for d in devices)
         self.narrow = narrower(gm.graph, torch.float64)
         self._moved: dict[int, list[torch.Tensor | None]] = {}
 

@@ -20,6 +20,7 @@ from ..capture.op_facts import effects_of
 from ..compiler import pipeline
 from ..compiler.pipeline import CompiledGraph, Part
 from ..compiler.report import Check, GraphReport, Removed
+from ..devices import table
 from ..errors import PrecisionWarning, VerificationWarning
 from ..execute import choose, recording
 from ..execute.native import NativeGraph
@@ -331,7 +332,7 @@ def _checkable(args: Sequence[object]) -> bool:
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if any(isinstance(t, FakeTensor) or t.is_meta or _torch.is_functional_tensor(t) for t in tensors):
         return False
-    if any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing():
+    if any(table.of(device).is_recording() for device in {t.device for t in tensors}):
         return False
     # That flag is the process's: while another thread compiles, calls of this one are checked all the same.
     return not (torch.compiler.is_compiling() and _torch.dispatch_mode_count())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..compiler.comparison import Result
+from ..devices import table
 
 FACTOR = 2.0
 """How many times eager's own error a result may have."""
@@ -31,11 +32,6 @@ TO_EAGER = 1e-5
 
 FLIPS = 1e-4
 """Share of the elements of an integer or boolean result that rounding may flip."""
-
-_CHUNK = 1 << 17
-"""Elements compared at a time: in float64 they stay in a cache."""
-_GPU_CHUNK = 1 << 24
-"""The same on a GPU, where each chunk has to be waited for."""
 
 
 def same(left: object, right: object) -> bool:
@@ -174,7 +170,7 @@ def _chunks(value: torch.Tensor) -> Iterator[torch.Tensor]:
     plain = plain.resolve_conj().resolve_neg()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
-    return iter(plain.reshape(-1).split(_GPU_CHUNK if plain.is_cuda else _CHUNK))
+    return iter(plain.reshape(-1).split(table.of(plain.device).elements_at_once))
 
 
 def distances(

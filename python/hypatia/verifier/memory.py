@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
+from ..devices import table
 from .reference import Script
 
 
@@ -39,11 +40,10 @@ def _bytes(node: fx.Node) -> float:
 
 def memory_allowed(values: Iterable[object], share: float = 0.5) -> float:
     """Bytes that a check may take: a share of what is free where the values are."""
-    device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
-    if device is not None:
-        free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return share * (free + held)
+    for device in (v.device for v in values if isinstance(v, torch.Tensor)):
+        free = table.of(device).free_memory(device)
+        if free is not None:
+            return share * free
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,12 +48,6 @@ _SUMS = frozenset(_SUM_NAMES.split())
 
 _AS_WRITTEN = {torch.ops.aten.view.dtype, torch.ops.aten.nextafter.default}
 """Ops that mean something else in another precision."""
-
-
-def devices_of(values: Sequence[object]) -> list[torch.device]:
-    """The devices with random number generators of their own that values are on."""
-    found = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type not in ("cpu", "meta")}
-    return sorted(found, key=str)
 
 
 @dataclasses.dataclass

@@ -14,8 +14,8 @@ from torch import nn
 
 from .._torch import pytree
 from ..capture.model_state import buffers_kept
+from ..devices.table import random_devices
 from ..execute.changes import RandomState
-from .reference import devices_of
 
 
 def has_same_layout(
@@ -32,7 +32,7 @@ def has_same_layout(
 
     ``known`` is how the model's own lie, where a call of it with the same arguments was seen (`layouts_of`).
     """
-    random = RandomState(devices_of(pytree.tree_leaves((args, kwargs))))
+    random = RandomState(random_devices(pytree.tree_leaves((args, kwargs))))
     found = []
     with torch.set_grad_enabled(training):
         for call in (form, model) if known is None else (form,):
