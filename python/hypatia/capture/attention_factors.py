@@ -32,7 +32,7 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return users[0] if len(users) == 1 and users[0].op == "call_function" else None
 
 
-def whole(node: Any) -> fx.Node | None:
+def whole(node: object) -> fx.Node | None:
     """An operand of a product with batch and heads apart."""
     while isinstance(node, fx.Node) and value_of(node).dim() != 4:
         node = node.args[0] if node.target in SAME and keeps_rows(node) else None
@@ -58,7 +58,7 @@ def key_of(node: fx.Node, dtype: torch.dtype, *, swapped: bool) -> tuple[fx.Node
     return narrow(node, dtype), not swapped
 
 
-def unswapped(node: Any) -> tuple[Any, bool]:
+def unswapped(node: object) -> tuple[Any, bool]:
     """What a node turns rows and columns of, and whether it does."""
     if not isinstance(node, fx.Node) or node.target is not aten.transpose.int:
         return node, False
@@ -76,7 +76,7 @@ def factor_of(node: fx.Node) -> float | None:
     return factor if 1e-6 < factor < 1e6 else None
 
 
-def unscaled(node: Any) -> tuple[Any, float]:
+def unscaled(node: Any) -> tuple[object, float]:
     """What is multiplied by a number before a product, and the number."""
     factor = factor_of(node) if isinstance(node, fx.Node) else None
     return (node, 1.0) if factor is None else (node.args[0], factor)

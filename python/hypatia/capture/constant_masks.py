@@ -8,7 +8,7 @@ here, and its values decide, so nothing is guessed. A mask with open sizes, or m
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -119,7 +119,7 @@ def _attention(node: fx.Node, *, dropout: bool) -> _Attention | None:
         names = tuple(a.name for a in schema)
     else:
         return None
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given: dict[str, object] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if given.get("is_causal", False) is not False or (given.get("dropout_p", 0.0) != 0.0 and not dropout):
         return None
     name = next(n for n in _MASKS if n in names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -34,7 +34,7 @@ class Fakes:
         self._known: dict[object, _Known] = {}
 
     def call(
-        self, name: object, run: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+        self, name: object, run: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         """What ``run`` returns, which ``name`` stands for; it returns new memory and changes nothing."""
         try:

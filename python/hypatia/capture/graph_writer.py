@@ -21,7 +21,7 @@ class Writer:
     def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
         self.graph, self.before = graph, before
 
-    def __call__(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    def __call__(self, op: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
         """The call of an op."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(op, args, kwargs)

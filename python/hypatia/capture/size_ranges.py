@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ def ranges_of(program: torch.export.ExportedProgram, gm: fx.GraphModule) -> Rang
     nodes = gm.graph.find_nodes(op="placeholder")
     for i, node in enumerate(nodes):
         value = node.meta.get("val")
-        sizes: list[tuple[int | None, Any]] = [(None, value)]
+        sizes: list[tuple[int | None, object]] = [(None, value)]
         if isinstance(value, torch.Tensor):
             sizes = list(enumerate(value.shape))
         for d, size in sizes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
 
 import torch
 from torch import fx
@@ -95,7 +94,7 @@ def _is_known(node: fx.Node) -> bool:
     return node.target in (F.interpolate, F.scaled_dot_product_attention)
 
 
-def _argument(node: fx.Node, name: str, default: object) -> Any:
+def _argument(node: fx.Node, name: str, default: object) -> object:
     """What a call of attention is given."""
     names = [a.name for a in _ATTENTION._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name, default)

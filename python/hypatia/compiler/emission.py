@@ -39,7 +39,7 @@ class Emission(TypedDict):
     outputs: list[int]
 
 
-def faked(fakes: Fakes, function: Callable[..., object], args: Any, kwargs: Any) -> Any:
+def faked(fakes: Fakes, function: Callable[..., object], args: Any, kwargs: Any) -> object:
     """What a call returns, as fake tensors."""
     if isinstance(function, OpOverload) and makes_views(function):
         return fakes.view(function, args, kwargs)

@@ -91,7 +91,7 @@ def rows_like_eager(
     """Operands of a call whose kernel torch chose by how eager's lay: in that order of dimensions; where
     that is not known, with rows without gaps."""
 
-    def alike(position: int, node: Any) -> Any:
+    def alike(position: int, node: Any) -> object:
         have = value_of(node) if isinstance(node, fx.Node) else None
         if not isinstance(have, torch.Tensor):
             return node

@@ -33,10 +33,10 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def agree_at_new_sizes(
-    results: Sequence[Any],
+    results: Sequence[object],
     expected: Sequence[Any],
     args: Sequence[Any],
-    run: Callable[[Callable[[Any], Any]], object],
+    run: Callable[[Callable[[object], object]], object],
     roundings: Sequence[float] | None = None,
 ) -> bool:
     """Whether a plan's results are those of torch's ops; ``run`` runs these again, on arguments moved
@@ -67,7 +67,9 @@ def agree_at_new_sizes(
     return apart <= 1
 
 
-def _turn(unlike: dict[int, torch.Tensor], tensors: Sequence[Any], again: Callable[[int], list[Any]]) -> bool:
+def _turn(
+    unlike: dict[int, torch.Tensor], tensors: Sequence[Any], again: Callable[[int], list[object]]
+) -> bool:
     """Whether each whole number or flag that differs turns in torch's own results, too, when the inputs are
     moved by a rounding: noise decides about those. All others must be equal."""
     for seed in range(TURNS):
@@ -126,7 +128,7 @@ def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _moved(value: Any, seed: int) -> Any:
+def _moved(value: Any, seed: int) -> object:
     """A tensor moved by up to a rounding, always the same way for a seed."""
     if not _is_float(value):
         return value

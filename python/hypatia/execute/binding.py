@@ -177,7 +177,7 @@ class Binding:
         return known
 
     def _newly_bound(
-        self, args: Sequence[Any], sizes: tuple[int, ...], watched: list[torch.Tensor]
+        self, args: Sequence[object], sizes: tuple[int, ...], watched: list[torch.Tensor]
     ) -> Bound | None:
         values = dict(zip(self.gm.graph.find_nodes(op="placeholder"), args, strict=True))
         plan = self.planner.at({s: n for (s, _, _), n in zip(self.planner.symbols, sizes, strict=True)})
@@ -197,7 +197,7 @@ class Binding:
         return bound, plan_results
 
     def _constants(
-        self, nodes: Sequence[fx.Node], orders: Sequence[Sequence[int] | None], values: dict[fx.Node, Any]
+        self, nodes: Sequence[fx.Node], orders: Sequence[Sequence[int] | None], values: dict[fx.Node, object]
     ) -> list[torch.Tensor]:
         """What a plan packs or reads, of weights: the same tensors at all sizes."""
         known = self._now.constants
@@ -303,7 +303,7 @@ class Binding:
         return next(iter(self.bound.values()))[0].kinds() if self.bound else []
 
 
-def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., Any]:
+def _arranging(bound: Plan, plan_results: PlanResults) -> Callable[..., object]:
     """A plan that returns its outputs, as one that returns what results are made of."""
 
     def run(lead: int, *inputs: torch.Tensor) -> list[object] | None:

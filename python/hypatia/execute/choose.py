@@ -166,7 +166,7 @@ class LaterTiming:
         self._calls = 0
         self._call_times: dict[str, CallTimes] = {}
 
-    def __call__(self, args: list[Any]) -> object:
+    def __call__(self, args: list[object]) -> object:
         """The results."""
         self._calls += 1
         begun = next((n for n in LATER if n <= self._calls < n + 2 * LAPS), None)

@@ -147,7 +147,7 @@ def _never_draws(thread: threading.Thread) -> bool:
         return True
     if any(name in thread.name for name in _OF_LIBRARIES):
         return True
-    given: tuple[Any, ...] = getattr(thread, "_args", ())
+    given: tuple[object, ...] = getattr(thread, "_args", ())
     pool = given[0]() if given and isinstance(given[0], weakref.ref) else None
     return pool is not None and any(pool is known for known in _torch.inductor_pools())
 

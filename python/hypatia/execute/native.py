@@ -81,7 +81,7 @@ class NativeGraph:
                 return results
         return self.fallback(args)
 
-    def direct(self, args: Sequence[Any]) -> Sequence[object] | None:
+    def direct(self, args: Sequence[object]) -> Sequence[object] | None:
         """The results of the plan, for a caller outside of any capture; none if torch's ops are to run."""
         if not self.native or _dispatch_modes() or _any_autocast():
             return None
@@ -192,7 +192,7 @@ class NativeGraph:
         return True
 
     @stage(BINDING)
-    def _bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
+    def _bind(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         try:
             return self.binding.bind(args, sizes)
         except _native.HypatiaError as e:
@@ -211,7 +211,7 @@ class NativeGraph:
         expected = pytree.tree_leaves(self.fallback(list(args)))
         theirs = State(before.tensors, self.binding.device)
 
-        def again(moved: Callable[[Any], Any]) -> object:
+        def again(moved: Callable[[object], object]) -> object:
             # With the inputs and the random numbers of the first time, or all would be far apart.
             before.restore()
             found = self.fallback([moved(a) for a in args])

@@ -68,7 +68,7 @@ class PlanResults:
         """Results in the order of the graph."""
         return outputs if self.plain else self.seen(self.arranged(outputs, inputs))
 
-    def seen(self, returned: Sequence[Any]) -> Sequence[Any]:
+    def seen(self, returned: Sequence[Any]) -> Sequence[object]:
         """Results of what was arranged."""
         if self._as_returned:
             return returned

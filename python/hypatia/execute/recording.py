@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 SEEN = 3
 """A kind of arguments is recorded when it comes so many times."""
 
-Run = Callable[[list[Any]], Any]
+Run = Callable[[list[object]], object]
 """Runs a graph on a list of arguments, which it may empty."""
 
 
@@ -73,7 +73,7 @@ class Recordings:
         self._cache: RecordingCache[Recording] = RecordingCache(Room(self._index))
         self._lock = threading.Lock()
 
-    def __call__(self, args: list[Any]) -> Any:
+    def __call__(self, args: list[object]) -> object:
         """The results of the graph."""
         results = self.direct(args)
         return self._run(args) if results is None else results
@@ -97,7 +97,7 @@ class Recordings:
         note_changes([*(args[i] for i in self._changed), *self._changed_parts])
         return results
 
-    def try_on(self, args: Sequence[Any]) -> Callable[[], object] | None:
+    def try_on(self, args: Sequence[object]) -> Callable[[], object] | None:
         """Records for these arguments at once; a call of that, if it computes what the graph does."""
         key = self._key(args)
         if key is None or not is_recordable_here(self._index):
@@ -125,7 +125,7 @@ class Recordings:
             return None
         return key
 
-    def _made(self, key: Hashable, args: Sequence[Any]) -> Recording | None:
+    def _made(self, key: Hashable, args: Sequence[object]) -> Recording | None:
         cache = self._cache
         if cache.evicted >= EVICTED or cache.count(key) < SEEN or not cache.make_room(least=2):
             return None
@@ -136,7 +136,7 @@ class Recordings:
             return None
         return made
 
-    def _record(self, args: Sequence[Any]) -> Recording | None:
+    def _record(self, args: Sequence[object]) -> Recording | None:
         changed = [*(args[i] for i in self._changed), *self._changed_parts]
         if not fits(changed, self._index):
             return None
@@ -149,11 +149,11 @@ class Recordings:
         finally:
             before.restore()
 
-    def _folds(self, args: Sequence[Any]) -> list[object]:
+    def _folds(self, args: Sequence[object]) -> list[object]:
         """Weights that were folded, as they are now."""
         return [m(*[args[s] if isinstance(s, int) else s for s in sources]) for m, sources in self._folded]
 
-    def _is_current(self, known: Recording, args: Sequence[Any]) -> bool:
+    def _is_current(self, known: Recording, args: Sequence[object]) -> bool:
         now = self._folds(args)
         return all(a is b for a, b in zip(now, known.folded, strict=True))
 
@@ -166,7 +166,7 @@ class Recording:
         run: Run,
         args: Sequence[Any],
         others: Sequence[int],
-        attributes: Sequence[Any],
+        attributes: Sequence[object],
         folded: Sequence[object],
         before: State,
     ) -> None:
@@ -206,7 +206,7 @@ class Recording:
             if not after.is_now():
                 raise ValueError("recorded, it changes tensors otherwise")
 
-    def __call__(self, args: Sequence[Any]) -> list[object]:
+    def __call__(self, args: Sequence[object]) -> list[object]:
         """The results, in memory of their own."""
         with torch.no_grad():
             if self._places:

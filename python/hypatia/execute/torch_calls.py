@@ -101,7 +101,7 @@ def _python(
 
 
 def _dispatched(
-    target: Any, args: Sequence[object], kwargs: dict[str, object], *, writes: bool
+    target: object, args: Sequence[object], kwargs: dict[str, object], *, writes: bool
 ) -> dict[str, object]:
     if not isinstance(target, OpOverload) or not LIBTORCH.exists():
         raise _InexpressibleError

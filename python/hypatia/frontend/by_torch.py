@@ -27,11 +27,11 @@ def is_unsettled(alike: Sequence[CompiledCall]) -> bool:
     return len(numbers) >= VALUES or (closed >= VALUES - 1 and any(e.effects for e in alike))
 
 
-def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:
+def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., object]:
     """The model through torch.compile, or as it is where that fails."""
     captured = torch.compile(model, backend="hypatia", options=dict(options) or None)
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         if any(b.grad_fn is not None for b in model.buffers()):
             # It has the history of a compiled function, which has no second backward pass.
             return model(*args, **kwargs)
@@ -45,7 +45,7 @@ def by_torch(model: nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]
     return call
 
 
-def contest(entry: CompiledCall, captured: Callable[..., Any], leaves: Sequence[object]) -> None:
+def contest(entry: CompiledCall, captured: Callable[..., object], leaves: Sequence[object]) -> None:
     """Runs a model by torch.compile, and as it is from some call on if that turns out to be faster."""
     model = entry.model
 

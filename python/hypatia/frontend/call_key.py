@@ -96,13 +96,15 @@ class Signature(NamedTuple):
         return True
 
 
-def to_open(signature: Signature, leaves: Sequence[Any], known: Sequence[Signature]) -> dict[int, set[int]]:
+def to_open(
+    signature: Signature, leaves: Sequence[object], known: Sequence[Signature]
+) -> dict[int, set[int]]:
     """What a call differs in from the one of several that is most like it, if that can be left open."""
     found = [(signature.differing(other), other) for other in known]
     return min((dims for dims, other in found if _can_open(dims, other, leaves)), key=len, default={})
 
 
-def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any]) -> bool:
+def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[object]) -> bool:
     """Whether tensors whose sizes are left open are contiguous, and others too or as those of another call: a
     graph for other strides would serve contiguous tensors of other sizes."""
     return bool(dims) and all(
@@ -114,7 +116,7 @@ def _can_open(dims: Mapping[int, object], known: Signature, leaves: Sequence[Any
 
 def kinds_check(
     known: Signature, places: Sequence[int], inputs: Sequence[int], opened: Ranges
-) -> Callable[[Sequence[Any]], bool]:
+) -> Callable[[Sequence[object]], bool]:
     """Whether these inputs are of the kinds that a graph was compiled for, for what does not see that itself:
     a plan of tensors that it does not read, and a recording.
 
@@ -142,7 +144,7 @@ def kinds_check(
                 return False
         return True
 
-    def check(flat: Sequence[Any]) -> bool:
+    def check(flat: Sequence[object]) -> bool:
         try:
             return alike(flat)
         except (AttributeError, IndexError):
@@ -163,7 +165,9 @@ def _family(kind: Any) -> object:
     return kind[0]
 
 
-def signature_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[Any], Signature | None]:
+def signature_of(
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], Signature | None]:
     """The tensors and numbers of a call and its signature; none if a part is of a type that nothing is known
     of."""
     try:
@@ -175,7 +179,7 @@ def signature_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[
     return flat.leaves, signature
 
 
-def kind_of(leaf: Any) -> Any:
+def kind_of(leaf: object) -> Any:
     """What a compilation depends on."""
     if isinstance(leaf, torch.Tensor):
         layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout

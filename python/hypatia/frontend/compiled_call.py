@@ -47,7 +47,7 @@ class CompiledCall:
         self,
         model: nn.Module,
         signature: Signature,
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         options: Mapping[str, object],
         dims: Mapping[int, Set[int]] | None = None,
         *,
@@ -77,7 +77,7 @@ class CompiledCall:
         self.closed = False
         """What differs from another call could not be left open."""
         self.signature = signature
-        self._checks: list[Callable[[Sequence[Any]], bool]] = []
+        self._checks: list[Callable[[Sequence[object]], bool]] = []
         self._recordings: Recordings | None = None
         self._later: choose.LaterTiming | None = None
         self._contender: NativeGraph | None = None
@@ -94,7 +94,7 @@ class CompiledCall:
         self._compile(leaves, options, dims)
 
     def _compile(
-        self, leaves: Sequence[Any], options: Mapping[str, object], dims: Mapping[int, Set[int]] | None
+        self, leaves: Sequence[object], options: Mapping[str, object], dims: Mapping[int, Set[int]] | None
     ) -> None:
         signature = self.signature
         opened = [i for i in dims or () if not signature.is_tensor(i)]
@@ -200,7 +200,7 @@ class CompiledCall:
             return
         changes = bool(changed_inputs(found.original))
         try:
-            forms: list[Callable[..., Any]] = [lambda *flat: self._flatly(flat)] * (
+            forms: list[Callable[..., object]] = [lambda *flat: self._flatly(flat)] * (
                 self._run is not self.model
             )
             if (plan := self._contender) is not None:
@@ -222,7 +222,9 @@ class CompiledCall:
         self._later, self._contender, self._recordings = None, None, None
         self.report, report.kept, report.no_plan = report, "eager", why
 
-    def _choose(self, found: Optimized, report: GraphReport, inputs: tuple[Any, ...], *, timed: bool) -> None:
+    def _choose(
+        self, found: Optimized, report: GraphReport, inputs: tuple[object, ...], *, timed: bool
+    ) -> None:
         """Runs the fastest form of what was found from now on; its plan or graph where none can be timed."""
         model, kept, original, plan = self.model, found.kept, found.original, found.graph
         if plan is not None:
@@ -310,12 +312,12 @@ class CompiledCall:
         """Whether a part of the model is another one now, or has another dtype."""
         return not self._parts.hold()
 
-    def accepts(self, signature: Signature, leaves: Sequence[Any]) -> bool:
+    def accepts(self, signature: Signature, leaves: Sequence[object]) -> bool:
         """Whether these inputs are those of this entry but for what is left open."""
         opened = {(self._places[i], d): sizes for (i, d), sizes in self.open.items()}
         return bool(opened) and signature.is_within(self.signature, opened, leaves)
 
-    def _flatly(self, inputs: tuple[Any, ...]) -> Any:
+    def _flatly(self, inputs: tuple[object, ...]) -> Any:
         """The results of the plan or the graph."""
         results = None if self.native is None else self.native(inputs)
         return self._run(*inputs) if results is None else results

@@ -13,7 +13,7 @@ _PLAIN = ("_assisted_decoding",)
 """Methods of transformers' that call the model as it is: the lengths of drafts are others every time."""
 
 
-def with_compiled_calls(model: M, call: Callable[..., Any]) -> M:
+def with_compiled_calls(model: M, call: Callable[..., object]) -> M:
     """An object that is the model in all but its calls, which are ``call``.
 
     It is of a class derived from the model's and has the model's own ``__dict__``: what a method sets is set
@@ -23,7 +23,7 @@ def with_compiled_calls(model: M, call: Callable[..., Any]) -> M:
         TypeError: nothing can be derived from the model's class.
     """
     kind: Any = type(model)
-    own: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    own: dict[str, object] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     own["__call__"] = lambda _self, *args, **kwargs: call(*args, **kwargs)
     for name in _PLAIN:
         if hasattr(kind, name):

@@ -80,7 +80,7 @@ class CompiledModel(StandIn):
     are compiled again.
     """
 
-    _options: dict[str, Any]
+    _options: dict[str, object]
     _entries: dict[object, CompiledCall]
     _last: CompiledCall | None
     _trainings: dict[TrainingKey, CompiledTraining]
@@ -90,7 +90,7 @@ class CompiledModel(StandIn):
     _forgotten: set[object]
     """What it was compiled for, and had to make room."""
 
-    def __init__(self, model: nn.Module, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: nn.Module, options: Mapping[str, object] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"hypatia.compile takes a torch.nn.Module, not {type(model).__name__}")
         Options.parse(options)
@@ -128,7 +128,7 @@ class CompiledModel(StandIn):
                     return results[0] if entry.single else entry.build_result(taken[0], results, taken[1])
         return self._by_name(args, kwargs)
 
-    def _training_call(self, training: CompiledTraining, taken: Taken, args: Any, kwargs: Any) -> Any:
+    def _training_call(self, training: CompiledTraining, taken: Taken, args: Any, kwargs: Any) -> object:
         flat, owned = taken
         results = training(flat)
         if results is None:
@@ -198,7 +198,7 @@ class CompiledModel(StandIn):
         self._last = entry
         return entry
 
-    def _keep(self, key: tuple[bool, Signature], leaves: list[Any]) -> CompiledCall | None:
+    def _keep(self, key: tuple[bool, Signature], leaves: list[object]) -> CompiledCall | None:
         """The entry that serves a call; none if the model runs as it is."""
         signature = key[1]
         entry = self._open(signature, leaves)
@@ -234,14 +234,14 @@ class CompiledModel(StandIn):
         self._compiled[key] += 1
         return self._compiled[key] > _AGAIN
 
-    def _open(self, signature: Signature, leaves: list[Any]) -> CompiledCall | None:
+    def _open(self, signature: Signature, leaves: list[object]) -> CompiledCall | None:
         """An entry whose open sizes and numbers can be these."""
         for entry in self._entries.values():
             if entry.accepts(signature, leaves) and not entry.outdated():
                 return entry
         return None
 
-    def _new(self, signature: Signature, leaves: list[Any]) -> CompiledCall:
+    def _new(self, signature: Signature, leaves: list[object]) -> CompiledCall:
         """A new entry; sizes and numbers are left open in which it differs from one that is there."""
         family, known = signature.family(), {id(e): e for e in self._entries.values()}
         alike = [e for e in known.values() if e.signature.family() == family]
@@ -301,7 +301,7 @@ class CompiledModel(StandIn):
         self._last_training = training
         return self._training_call(training, taken, args, kwargs)
 
-    def _new_training(self, key: TrainingKey, leaves: list[Any]) -> CompiledTraining:
+    def _new_training(self, key: TrainingKey, leaves: list[object]) -> CompiledTraining:
         """As `_new`, with gradients."""
         mode_now, signature, wanted = key
         alike = [
@@ -326,13 +326,13 @@ class CompiledModel(StandIn):
                 break
         return CompiledTraining(self.model, signature, leaves, self._options)
 
-    def _by_torch(self) -> Callable[..., Any]:
+    def _by_torch(self) -> Callable[..., object]:
         """The model through torch.compile, or as it is where that fails."""
         if self._captured is None:
             self._captured = by_torch(self.model, self._options)
         return self._captured
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+    def __deepcopy__(self, memo: dict[int, object]) -> CompiledModel:
         return CompiledModel(copy.deepcopy(self.model, memo), self._options)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:

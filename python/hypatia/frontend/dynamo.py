@@ -63,7 +63,7 @@ def hypatia(
     options: Mapping[str, object] | None = None,
     reports: list[GraphReport] | None = None,
     passes: list[Pass] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later.
 
     ``mode`` and ``name`` are those of ``torch.compile``; modes are all served alike, the name is for logs.
@@ -161,7 +161,7 @@ def _compile_part(
         steady = [i for i, name in enumerate(names) if name in weights]
         guard = Guard(compiled, report, options.checksum_mode, recompile, _runnable, weights=steady)
 
-    def latest() -> Callable[[list[Any]], Any]:
+    def latest() -> Callable[[list[object]], object]:
         return forward if guard is None else guard.forward
 
     if report is not None:
@@ -179,7 +179,7 @@ def _compile_backward(
     passes: list[Pass],
     gm: fx.GraphModule,
     example_inputs: Sequence[object],
-    **kwargs: Any,
+    **kwargs: object,
 ) -> object:
     """A backward graph of a model that is trained by its loss: without the gradients of its other results.
     The whole graph is compiled if somebody asks for those."""
@@ -189,9 +189,9 @@ def _compile_backward(
         return compile_part(gm, example_inputs, **kwargs)
     compile_part(reduced, example_inputs, **kwargs)
     mine = passes[-1]
-    made: list[Callable[[list[Any]], Any]] = []
+    made: list[Callable[[list[object]], object]] = []
 
-    def whole(args: list[Any]) -> Any:
+    def whole(args: list[object]) -> object:
         with COMPILING:
             if not made:
                 made.append(compile_part(gm, example_inputs, **{**kwargs, "passes": []}))

@@ -27,7 +27,7 @@ class FlatModel(nn.Module):
     """
 
     hypatia_model: nn.Module
-    forward: Callable[..., tuple[Any, ...]]
+    forward: Callable[..., tuple[object, ...]]
     hypatia_outline: Callable[[], Outline]
     """What the last call returned beside tensors."""
 
@@ -41,7 +41,7 @@ class FlatModel(nn.Module):
         build = builder(signature.spec, signature.kinds, opened)
         outlines: list[Outline] = []
 
-        def forward(*inputs: Any) -> tuple[Any, ...]:
+        def forward(*inputs: object) -> tuple[object, ...]:
             args, kwargs = build(inputs)
             outline, results = _outlined(model, args, kwargs, inputs)
             if outlines and outlines[0] != outline:
@@ -65,7 +65,7 @@ class FlatModel(nn.Module):
         """The model's, of which this is none."""
         return self.hypatia_model.named_modules(*args, **kwargs)
 
-    def as_called(self, inputs: Sequence[Any]) -> object:
+    def as_called(self, inputs: Sequence[object]) -> object:
         """What the model returns for flat inputs."""
         args, kwargs = vars(self)["hypatia_build"](inputs)
         return self.hypatia_model(*args, **kwargs)
@@ -97,11 +97,11 @@ def _outlined(
 
 
 def aligned(
-    captured: Outline, now: Outline, results: Sequence[Any], inputs: Sequence[Any]
-) -> list[Any] | None:
+    captured: Outline, now: Outline, results: Sequence[object], inputs: Sequence[object]
+) -> list[object] | None:
     """Results in the order that a captured run had, whose open numbers are results or inputs; none if more
     differs than that."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
 
     def walk(a: Node, b: Node) -> bool:
         if a.kind == "result":
@@ -121,7 +121,7 @@ def aligned(
     return [found[i] for i in range(len(found))]
 
 
-def _number(node: Node, inputs: Sequence[Any]) -> int | None:
+def _number(node: Node, inputs: Sequence[object]) -> int | None:
     """The integer that a node stands for."""
     value = node.about[1] if node.kind == "constant" else None
     if node.kind == "input":
@@ -129,7 +129,7 @@ def _number(node: Node, inputs: Sequence[Any]) -> int | None:
     return value if type(value) is int else None
 
 
-def _contained(container: Any) -> Any:
+def _contained(container: object) -> object:
     """What is in a container, in one that is not known."""
     return content(container).copy()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -225,7 +224,7 @@ def _interpreted(compiled: CompiledGraph) -> Forward:
     """Runs a graph on flat inputs, whatever calling convention it has."""
     gm = compiled.optimized
 
-    def forward(args: list[object]) -> Any:
+    def forward(args: list[object]) -> object:
         results = fx.Interpreter(gm).run(*args, enable_io_processing=False)
         return pytree.tree_leaves(results)
 

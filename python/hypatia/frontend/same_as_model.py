@@ -39,7 +39,7 @@ def computes_the_same(
     random = RandomState(random_devices(inputs))
     before = State(changed_tensors(captured, inputs), device_of(inputs))
     outline = model.hypatia_outline()
-    results: list[list[Any]] = []
+    results: list[list[object]] = []
     layouts: list[object] = []
     if before.tensors or any(map(_may_draw, captured.graph.nodes)):
         returned = None
@@ -64,7 +64,7 @@ def computes_the_same(
     return layouts if same else None
 
 
-def _agree(ours: Any, theirs: Any) -> bool:
+def _agree(ours: object, theirs: Any) -> bool:
     return agree(ours, theirs) if isinstance(ours, torch.Tensor) else bool(ours == theirs)
 
 

@@ -62,7 +62,7 @@ class StandIn(nn.Module):
             vars(self)["_caller"] = known
         return known
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         own = name in vars(self) and name not in _STANDARD
         if own or any(
             name in vars(c) for c in type(self).__mro__ if c is not StandIn and issubclass(c, StandIn)
@@ -81,9 +81,9 @@ class StandIn(nn.Module):
         return sorted({*super().__dir__(), *dir(self.model)})
 
 
-def _of_the_model(name: str) -> Any:
+def _of_the_model(name: str) -> object:
     @functools.wraps(getattr(nn.Module, name))
-    def method(self: StandIn, *args: Any, **kwargs: Any) -> Any:
+    def method(self: StandIn, *args: object, **kwargs: object) -> object:
         result = getattr(self.model, name)(*args, **kwargs)
         return self if result is self.model else result
 

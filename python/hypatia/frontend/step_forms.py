@@ -46,7 +46,7 @@ def by_plan(run: Run) -> Run:
     if graph is None:
         return run
 
-    def planned(args: list[Any]) -> Any:
+    def planned(args: list[object]) -> object:
         results = graph.run(args)
         return graph.fallback(args) if results is None else results
 

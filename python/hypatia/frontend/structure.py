@@ -57,13 +57,13 @@ class Flat:
     """
 
     def __init__(
-        self, value: object, given: Mapping[int, Node] | None = None, leaves: list[Any] | None = None
+        self, value: object, given: Mapping[int, Node] | None = None, leaves: list[object] | None = None
     ) -> None:
-        self.leaves: list[Any] = [] if leaves is None else leaves
+        self.leaves: list[object] = [] if leaves is None else leaves
         """Tensors and numbers, in order. Among results a tensor is there once."""
-        self.owned: list[Any] = []
+        self.owned: list[object] = []
         """Lists, dictionaries and objects, which a model may change."""
-        self.registered: list[tuple[Any, list[Any]]] = []
+        self.registered: list[tuple[object, list[object]]] = []
         """Containers that pytree takes apart, with their parts."""
         self._given = given
         """Results: what is known of the arguments, by identity. Numbers are constants then."""
@@ -127,7 +127,7 @@ class Flat:
         self.owned.append(value)
 
 
-def _output(value: Any) -> tuple[type, tuple[Any, ...], tuple[tuple[str, int | None], ...]] | None:
+def _output(value: object) -> tuple[type, tuple[object, ...], tuple[tuple[str, int | None], ...]] | None:
     """Of a dataclass that is an ordered dictionary too, as transformers' ModelOutput: its class, its keys,
     and which values its attributes are. Its own `__init__` takes longer than a small model."""
     kind = type(value)
@@ -143,12 +143,12 @@ def _output(value: Any) -> tuple[type, tuple[Any, ...], tuple[tuple[str, int | N
     return kind, tuple(value.keys()), tuple(places)
 
 
-def content(container: Any) -> Any:
+def content(container: object) -> Any:
     """What of a container can change."""
     return container if type(container) in (list, dict) else container.__dict__
 
 
-def _keys(mapping: Mapping[Any, object]) -> tuple[tuple[Any, type], ...]:
+def _keys(mapping: Mapping[object, object]) -> tuple[tuple[object, type], ...]:
     keys = tuple([(key, type(key)) for key in mapping])
     if not all(kind in (str, int) for _, kind in keys):
         raise TypeError("a key of a dictionary is neither a text nor a number")

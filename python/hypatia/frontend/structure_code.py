@@ -15,10 +15,10 @@ import torch
 from .._torch import pytree
 from .structure import Context, Node, content
 
-Taken = tuple[tuple[Any, ...], tuple[Any, ...]]
+Taken = tuple[tuple[object, ...], tuple[object, ...]]
 """Flat arguments, and containers of the call."""
 Take = Callable[[tuple[object, ...], dict[str, object]], Taken | None]
-BuildResult = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+BuildResult = Callable[[Sequence[object], Sequence[object], Sequence[object]], object]
 
 
 class _Source:
@@ -77,15 +77,15 @@ class _Source:
         return f"{{{items}}}" if kind == "dict" else f"made({self.name(about[0])}, {{{items}}})"
 
 
-def _made(kind: type, attributes: dict[str, object]) -> Any:
-    value: Any = object.__new__(kind)
+def _made(kind: type, attributes: dict[str, object]) -> object:
+    value: object = object.__new__(kind)
     value.__dict__.update(attributes)
     return value
 
 
 def _output(
-    kind: Any, keys: Sequence[Any], attributes: Sequence[tuple[str, int | None]], values: Sequence[Any]
-) -> Any:
+    kind: Any, keys: Sequence[object], attributes: Sequence[tuple[str, int | None]], values: Sequence[object]
+) -> object:
     """A dataclass that is an ordered dictionary too."""
     made = OrderedDict.__new__(kind)
     for key, value in zip(keys, values, strict=True):
@@ -94,7 +94,7 @@ def _output(
     return made
 
 
-def _replace(container: Any, new: Any) -> None:
+def _replace(container: object, new: Any) -> None:
     inside = content(container)
     inside.clear()
     if isinstance(inside, list):
@@ -184,7 +184,7 @@ class _Taker(_Source):
         self._unpack(parts, values)
 
 
-def taker(node: Node, kinds: Sequence[Any], opened: Sequence[int], owned: Sequence[int]) -> Take:
+def taker(node: Node, kinds: Sequence[object], opened: Sequence[int], owned: Sequence[int]) -> Take:
     """Takes arguments of one structure apart: tensors and open numbers, and the containers asked for.
 
     The function returns none for arguments of another structure, or with other numbers. What tensors are is
@@ -202,7 +202,7 @@ def taker(node: Node, kinds: Sequence[Any], opened: Sequence[int], owned: Sequen
 
 def builder(
     node: Node, kinds: Sequence[Any], opened: Sequence[int]
-) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> Callable[[Sequence[object]], tuple[tuple[object, ...], dict[str, object]]]:
     """Puts arguments together again, of tensors and open numbers. Containers are new ones."""
     source = _Source()
     count, place = iter(range(len(kinds))), iter(range(len(kinds)))
@@ -215,7 +215,7 @@ def builder(
         return source.name(float(value) if part.about is float else value)
 
     source.lines.append(f"return {source.expression(node, leaf)}")
-    build: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]] = source.function("x")
+    build: Callable[[Sequence[object]], tuple[tuple[object, ...], dict[str, object]]] = source.function("x")
     return build
 
 

@@ -49,7 +49,7 @@ class CompiledTraining:
         self,
         model: nn.Module,
         signature: Signature,
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         options: Mapping[str, object],
         dims: Mapping[int, Set[int]] | None = None,
         *,
@@ -108,7 +108,7 @@ class CompiledTraining:
     def _places(self) -> list[int]:
         return [i for i in range(len(self.signature.kinds)) if self.signature.is_tensor(i)]
 
-    def serves(self, signature: Signature, leaves: Sequence[Any]) -> bool:
+    def serves(self, signature: Signature, leaves: Sequence[object]) -> bool:
         """Whether a call is one of this compilation but for sizes that are left open."""
         return bool(self.open) and self.usable and signature.is_within(self.signature, self.open, leaves)
 
@@ -181,7 +181,7 @@ class CompiledTraining:
         before.restore()
         step.keep(kept, forms)
 
-    def _compare(self, run: Callable[..., Any], leaves: Sequence[Any]) -> None:
+    def _compare(self, run: Callable[..., object], leaves: Sequence[Any]) -> None:
         """Keeps passes that are no step, or eager if that is faster."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
@@ -275,7 +275,7 @@ class CompiledTraining:
     def _holds(self) -> bool:
         return [p.requires_grad for p in self._parameters] == self._wanted and self.parts.hold()
 
-    def __call__(self, flat: Sequence[Any]) -> Sequence[Any] | None:
+    def __call__(self, flat: Sequence[Any]) -> Sequence[object] | None:
         """The results, with gradients; none if the model is to run as it is."""
         if self._as_it_is or self.eager:
             return None
@@ -286,7 +286,7 @@ class CompiledTraining:
                 self._compare(self._run, flat)
                 if self.eager:
                     return None
-            results: Sequence[Any] = self._run(*flat)
+            results: Sequence[object] = self._run(*flat)
             return results
         if not step.settled and step.ready and not _torch.saved_tensors_are_seen():
             self._settle(step, flat)

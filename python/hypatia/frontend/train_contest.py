@@ -45,7 +45,7 @@ class Contest:
     def __init__(
         self,
         eager: fx.GraphModule,
-        compiled: Callable[..., Any],
+        compiled: Callable[..., object],
         passes: Sequence[Pass],
         in_caller: bool = False,
     ) -> None:
@@ -54,21 +54,21 @@ class Contest:
         self._eager = eager
         self._passes = passes
         self._compiled = compiled
-        self._run: Callable[..., Any] = compiled
+        self._run: Callable[..., object] = compiled
         self._own = lifted(eager)
         """Parameters and buffers that are part of the graph."""
         self._decided = False
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         """What the step that runs is for."""
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         """The results, which know their gradients."""
         if not self._decided and self._is_time(args):
             self._decided = True
             self._decide(args)
         return self._run(*args)
 
-    def _is_time(self, args: Sequence[Any]) -> bool:
+    def _is_time(self, args: Sequence[object]) -> bool:
         if len(self._passes) < 2 or not all(p.settled() for p in self._passes):
             return False
         plain = all(
@@ -76,7 +76,7 @@ class Contest:
         )
         return plain and torch.is_grad_enabled() and not _is_observed(device_of(args))
 
-    def _decide(self, args: Sequence[Any]) -> None:
+    def _decide(self, args: Sequence[object]) -> None:
         changed = self._changed(args)
         if changed is None or any(effects_in(p.graph) for p in self._passes):
             return
@@ -117,29 +117,29 @@ class Contest:
 
     def _calls(
         self, args: Sequence[Any], step: Step | None, forms: dict[str, Passes]
-    ) -> dict[str, Callable[[], Any]]:
+    ) -> dict[str, Callable[[], object]]:
         """Calls by name, in order of preference."""
 
-        def by(step: Step, passes: Passes) -> Callable[[], Any]:
-            def call() -> Any:
+        def by(step: Step, passes: Passes) -> Callable[[], object]:
+            def call() -> object:
                 step.passes = passes
                 with _torch.without_autocast():
                     return step.run([*self._own, *args])
 
             return call
 
-        calls: dict[str, Callable[[], Any]] = {"plain": lambda: self._compiled(*args)}
+        calls: dict[str, Callable[[], object]] = {"plain": lambda: self._compiled(*args)}
         if step is not None:
             calls = {name: by(step, passes) for name, passes in forms.items()}
         eager = {"eager": lambda: self._eager(*args)}
         first = table.of(device_of(args)).eager_wins_ties
         return {**eager, **calls} if first else {**calls, **eager}
 
-    def _step(self, args: Sequence[Any]) -> Step | None:
+    def _step(self, args: Sequence[object]) -> Step | None:
         """Both passes without what AOTAutograd does around them, if that is all they need."""
         about = next((p.metadata for p in self._passes if p.kind == "forward"), None)
         (output,) = self._eager.graph.find_nodes(op="output")
-        results: Any = output.args[0]
+        results: object = output.args[0]
         primals = [*self._own, *args]
         static = getattr(about, "static_input_indices", None) or ()
         steady = sorted({*range(len(self._own)), *static})
@@ -149,7 +149,7 @@ class Contest:
         alike = step is not None and step.count == len(results)
         return step if alike and all(isinstance(n, fx.Node) for n in results) else None
 
-    def _by(self, step: Step) -> Callable[..., Any]:
+    def _by(self, step: Step) -> Callable[..., object]:
         """Runs the step on the parameters that it was made for, as long as the model has them."""
         own, compiled = self._own, self._compiled
         device = device_of(step.parameters)
@@ -161,7 +161,7 @@ class Contest:
         self._parameters = [weakref.ref(p, self._forget) for _, p in parts]
         step.parameters = ()
 
-        def run(*args: Any) -> Any:
+        def run(*args: Any) -> object:
             if [id(args[i]) for i in at] != known or _is_observed(device):
                 return compiled(*args)
             with _torch.without_autocast():

@@ -173,7 +173,7 @@ class Comparer:
                 )
             return
         wide = self.references.stream(script, self.inputs, self.random, wide=True)
-        doubtful: dict[fx.Node, tuple[Result, Any, Any]] = {}
+        doubtful: dict[fx.Node, tuple[Result, object, object]] = {}
         for (node, theirs), (_, exact) in zip(eager, wide, strict=True):
             result = self._judge(node, values[node], theirs, exact)
             comparison.results.append(result)

@@ -87,7 +87,7 @@ def wrong_kind(name: str, eager: object, mine: object) -> Result:
 def judge(
     name: str,
     mine: object,
-    eager: Any,
+    eager: object,
     exact: Any,
     *,
     coarse: bool = False,

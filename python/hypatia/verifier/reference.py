@@ -219,7 +219,7 @@ class Stream:
                 raise
             return self._run_narrow(step)
 
-    def _signed(self, node: fx.Node, value: Any) -> object:
+    def _signed(self, node: fx.Node, value: object) -> object:
         """A sum's zeros with other signs."""
         if (
             name_of(node.target) not in _SUMS

@@ -43,7 +43,7 @@ def can_stay(target: object, weight: Any, args: tuple[Any, ...]) -> bool:
     return plain and rows.dim() >= 1 and rows.numel() <= ROWS * rows.shape[-1]
 
 
-def widened_call(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def widened_call(target: Callable[..., Any], args: tuple[Any, ...]) -> object:
     """What the call returns in float64. All other arguments are in float64."""
     if target is _aten.embedding.default:
         return target(*args).double()

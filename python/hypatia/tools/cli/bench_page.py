@@ -33,7 +33,7 @@ def page(results: dict[str, Any]) -> str:
     return environment.from_string(source).render(groups=groups, legend=legend, **results)
 
 
-def _group(name: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _group(name: str, cells: list[dict[str, Any]]) -> dict[str, object]:
     """One workload: a bar for each backend, as a share of the slowest."""
     slowest = max((c["microseconds"] or 0.0 for c in cells), default=0.0)
     bars = [

@@ -105,7 +105,7 @@ def explain(
     )
 
 
-def _original(model: Callable[..., Any]) -> Callable[..., Any]:
+def _original(model: Callable[..., object]) -> Callable[..., object]:
     """A compiled model is explained as the model that was compiled."""
     if not callable(model):
         raise TypeError(f"a model is a module or a function, not {type(model).__name__}")
@@ -123,7 +123,7 @@ class Step(nn.Module):
         self.with_gradients = training
         self.gradients: list[str] = []
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """The results, and the gradients after them."""
         call = self.model if self.call is None else self.call
         if not self.with_gradients:
@@ -187,11 +187,11 @@ def _compiled(
     name is new too, since sizes that differ from those of an earlier code of that name become symbolic.
     """
 
-    def own_backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    def own_backend(gm: torch.fx.GraphModule, example_inputs: Any) -> object:
         breaks.saw(gm)
         return dynamo.hypatia(gm, example_inputs, options=options)
 
-    def explained(*args: object, **kwargs: object) -> Any:
+    def explained(*args: object, **kwargs: object) -> object:
         return model(*args, **kwargs)
 
     code = explained.__code__.replace(co_name=f"explained_{next(_explained)}")
@@ -268,7 +268,7 @@ def _copied(value: object) -> object:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: Any) -> object:
     """An input cut off from whatever computed it, so that its gradient ends here."""
     return value.detach().requires_grad_() if _needs_gradient(value) else value
 
