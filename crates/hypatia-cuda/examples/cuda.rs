@@ -110,13 +110,9 @@ impl Chain {
 }
 
 fn copy(dtype: DType, len: usize) -> Result<Kernel> {
-    let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
+    let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?;
     let dense = Operand::dense(dtype, &[len]);
     codegen::pointwise(&region, &[len], from_ref(&dense), from_ref(&dense))
-}
-
-fn unsupported(e: &hypatia_runtime::Error) -> hypatia_cuda::Error {
-    hypatia_cuda::Error::Unsupported(e.to_string())
 }
 
 /// Microseconds of a call: of the host alone, and of everything when calls are queued.
@@ -245,7 +241,7 @@ fn kernels(device: &'static Device) -> Result<()> {
         let bytes = rows * columns * dtype.size();
         let dense = Operand::dense(dtype, &shape);
         let code = vec![Instruction::new(Op::Add, [0, 1]), Instruction::new(Op::Gelu, [2])];
-        let region = Region::new(&[dtype; 2], code, &[3], Rounding::EveryOp).map_err(|e| unsupported(&e))?;
+        let region = Region::new(&[dtype; 2], code, &[3], Rounding::EveryOp)?;
         let row =
             |name: &str, (us, speed): (f64, f64)| println!("| {name} {dtype} | {shape:?} | {us:.0} | {speed:.2} |");
         let kernel = codegen::pointwise(&region, &shape, &[dense.clone(), dense.clone()], from_ref(&dense))?;
@@ -264,11 +260,11 @@ fn kernels(device: &'static Device) -> Result<()> {
             RowOp::LayerNorm { eps: 1e-5 },
             RowOp::RmsNorm { eps: 1e-6 },
         ] {
-            let op = Rowwise::new(op, dtype).map_err(|e| unsupported(&e))?;
+            let op = Rowwise::new(op, dtype)?;
             let kernel = codegen::rows(&op, &shape, 1, from_ref(&dense), from_ref(&dense))?;
             row(&kernel.name, speed(device, &kernel, &[bytes; 2])?);
         }
-        let region = Region::widening(dtype).map_err(|e| unsupported(&e))?;
+        let region = Region::widening(dtype)?;
         let made = codegen::columns(&[ColumnKind::Sum], &region, &shape, 1, from_ref(&dense), &[dtype])?;
         row(
             "column sums, first part",

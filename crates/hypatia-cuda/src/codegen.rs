@@ -21,20 +21,42 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-pub use attention::Attention;
-pub use columns::{Columns, columns};
-pub use depthwise::Depthwise;
 use hypatia_core::ty::DType;
+use hypatia_runtime::plan::{self, Plan, Task};
+
+use crate::driver::Device;
+use crate::kernel::Kernel;
+use crate::{Error, Result};
+use attention::Attention;
+pub use columns::{Columns, columns};
+use depthwise::Depthwise;
 pub use loss::{Loss, cross_entropy};
 pub use norms::{Norm, NormBackward};
 pub use pointwise::{pointwise, reading};
 pub use rows::rows;
 pub use split::Split;
 
-use crate::{Error, Result};
-
 /// What all kernels start with.
 const PRELUDE: &str = include_str!("codegen/prelude.cu");
+
+/// Addresses that torch's allocator hands out are multiples of this.
+pub(crate) const ALIGNMENT: usize = 16;
+
+/// Kernels that a step is sure to launch, as text: all of a plan are compiled at once. Products choose theirs when they are
+/// measured.
+pub(crate) fn kernels(device: &Device, plan: &Plan, step: &Task) -> Result<Vec<Kernel>> {
+    Ok(match step {
+        Task::Region(r) => vec![pointwise::kernel(plan, r)?],
+        Task::Rows(r) => vec![rows::kernel(plan, r)?],
+        Task::Depthwise(d) => vec![Depthwise::of(plan, d)?.kernel()?],
+        Task::Attention(a) => {
+            vec![Attention::of(plan, a)?.kernel(device.arch(), device.multiprocessors() as usize)?]
+        }
+        Task::Columns(c) => Columns::of(plan, c)?.kernels(),
+        Task::Norm(n) => Norm::of(plan, n)?.kernels(n.eps)?,
+        Task::Linear(_) | Task::Batch(_) | Task::Torch(_) => vec![],
+    })
+}
 
 /// How an operand lies in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +70,16 @@ pub struct Operand {
 }
 
 impl Operand {
+    /// That of a step.
+    pub(crate) fn of(plan: &Plan, o: &plan::Operand) -> Operand {
+        let dtype = plan.values[o.value].dtype;
+        Operand {
+            dtype,
+            strides: o.strides.clone(),
+            alignment: alignment(o.offset * dtype.size()),
+        }
+    }
+
     /// A dense operand whose address is a multiple of 16.
     pub fn dense(dtype: DType, shape: &[usize]) -> Operand {
         let mut strides = vec![0; shape.len()];
@@ -59,8 +91,16 @@ impl Operand {
         Operand {
             dtype,
             strides,
-            alignment: 16,
+            alignment: ALIGNMENT,
         }
+    }
+}
+
+/// What divides an address this far behind an aligned one.
+pub(crate) fn alignment(bytes: usize) -> usize {
+    match bytes {
+        0 => ALIGNMENT,
+        _ => (1 << bytes.trailing_zeros()).min(ALIGNMENT),
     }
 }
 
@@ -68,12 +108,12 @@ impl Operand {
 fn expect(what: &str, types: &[DType], shape: &[usize], operands: &[Operand]) -> Result<()> {
     let given: Vec<DType> = operands.iter().map(|o| o.dtype).collect();
     if given != types {
-        return Err(Error::unsupported(format!(
+        return Err(Error::malformed(format!(
             "a kernel with {what} of {types:?}, given {given:?}"
         )));
     }
     match operands.iter().find(|o| o.strides.len() != shape.len()) {
-        Some(o) => Err(Error::unsupported(format!(
+        Some(o) => Err(Error::malformed(format!(
             "{what} with strides {:?} for shape {shape:?}",
             o.strides
         ))),

@@ -34,6 +34,22 @@ pub enum Error {
     /// Something that is possible in principle and not served here.
     #[error("{0}")]
     Unsupported(String),
+    /// A plan or a call that does not have the agreed form.
+    #[error("{0}")]
+    Malformed(String),
+    /// There is no memory, or not as much as is allowed.
+    #[error("{0}")]
+    Memory(String),
+    /// A step of a plan that failed.
+    #[error("step {at} ({name}): {cause}")]
+    Step {
+        /// Its place among the steps.
+        at: usize,
+        /// What it does.
+        name: String,
+        /// Why it failed.
+        cause: Box<Error>,
+    },
 }
 
 impl Error {
@@ -41,9 +57,20 @@ impl Error {
         Error::Unsupported(message.into())
     }
 
-    /// True if the device had too little memory.
-    pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Error::Call { code: 2, .. })
+    pub(crate) fn malformed(message: impl Into<String>) -> Error {
+        Error::Malformed(message.into())
+    }
+}
+
+impl From<hypatia_runtime::Error> for Error {
+    fn from(error: hypatia_runtime::Error) -> Error {
+        use hypatia_runtime::Error as Runtime;
+        let kind = match error {
+            Runtime::Unsupported(_) => Error::Unsupported,
+            Runtime::Memory(_) => Error::Memory,
+            Runtime::Malformed(_) | Runtime::Type { .. } | Runtime::Core(_) => Error::Malformed,
+        };
+        kind(error.to_string())
     }
 }
 

@@ -75,7 +75,7 @@ impl Operands {
         if needed.iter().all(fits) {
             return Ok(());
         }
-        Err(Error::unsupported(format!(
+        Err(Error::malformed(format!(
             "{problem}: {self:x?} lacks something or is not aligned"
         )))
     }

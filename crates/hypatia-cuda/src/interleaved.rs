@@ -146,7 +146,7 @@ impl Interleaved {
         let bias = if copy > 0 { o.bias } else { 0 };
         let lacks = [o.left, o.right, o.out].contains(&0) || copy > 0 && (o.bias == 0 || o.workspace == 0);
         if lacks || ![o.left, o.right, o.out].iter().all(|a| a.is_multiple_of(16)) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::malformed(format!(
                 "{whole}: {o:x?} lacks something or is not aligned"
             )));
         }

@@ -61,7 +61,7 @@ impl Loaded {
         // A fault on the device would make it useless for the rest of the process.
         let fits = |(address, alignment): (&u64, &usize)| address.is_multiple_of(*alignment as u64) && *address != 0;
         if addresses.len() != self.alignments.len() || !addresses.iter().zip(&self.alignments).all(fits) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::malformed(format!(
                 "a kernel whose operands are multiples of {:?}, given {addresses:x?}",
                 self.alignments
             )));

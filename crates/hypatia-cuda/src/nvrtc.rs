@@ -144,7 +144,7 @@ fn kept(cache: &dyn KernelCache, key: &str) -> Option<Vec<u8>> {
 pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     let start = Instant::now();
     let nvrtc = Nvrtc::get()?;
-    let plain = |text: String| CString::new(text).map_err(|e| Error::unsupported(format!("kernel {name}: {e}")));
+    let plain = |text: String| CString::new(text).map_err(|e| Error::malformed(format!("kernel {name}: {e}")));
     let (text, file) = (plain(source.into())?, plain(format!("{name}.cu"))?);
     let options = [format!("--gpu-architecture={arch}")];
     let options = options.into_iter().chain(OPTIONS.map(String::from)).map(plain);

@@ -8,18 +8,16 @@ mod device;
 mod norm;
 mod part;
 mod product;
-mod texts;
 mod torch;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Call, Handed};
-use hypatia_runtime::plan::{Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId, WindowOp};
+use hypatia_runtime::plan::{Holding, LinearStep, Made, Operand, Place, Plan, Task, ValueId};
 
 use crate::abilities::ABILITIES;
-use crate::codegen::Operand as Lying;
+use crate::codegen::{self, ALIGNMENT};
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
 use crate::kernel::Loaded;
@@ -33,8 +31,6 @@ use norm::Norm;
 pub use part::{Part, is_late, late};
 use product::{Product, Sums};
 
-/// Addresses that torch's allocator hands out are multiples of this.
-const ALIGNMENT: usize = 16;
 const WORKSPACE: usize = 256;
 
 enum Ready {
@@ -43,7 +39,8 @@ enum Ready {
     Batch(Box<Batch>),
     Sums(Sums),
     Norm(Norm),
-    Kernel(Loaded),
+    /// A kernel, and what it takes: values, and bytes behind their starts.
+    Kernel(Loaded, Vec<(ValueId, u64)>),
 }
 
 impl Ready {
@@ -53,7 +50,7 @@ impl Ready {
             Ready::Torch => false,
             Ready::Product(product) => !product.calls_torch(),
             Ready::Batch(batch) => !batch.calls_torch(),
-            Ready::Sums(_) | Ready::Norm(_) | Ready::Kernel(_) => true,
+            Ready::Sums(_) | Ready::Norm(_) | Ready::Kernel(..) => true,
         }
     }
 }
@@ -92,19 +89,17 @@ impl Bound {
             || calls.len() != plan.calls()
             || constants.iter().any(|a| !(*a as usize).is_multiple_of(ALIGNMENT))
         {
-            return Err(Error::unsupported(
-                "a plan for other constants, calls or another device",
-            ));
+            return Err(Error::malformed("a plan for other constants, calls or another device"));
         }
         let device = setting.stream.device();
         let _current = device.enter()?;
         let made = Made::all(&plan, &calls, late(&plan));
-        let (places, values) = (plan.places(&made)).map_err(|e| Error::unsupported(e.to_string()))?;
+        let (places, values) = plan.places(&made)?;
         // cuBLASLt wants its room to start there.
         let values = values.next_multiple_of(WORKSPACE);
         let mut steps = vec![];
         let mut workspace = 0;
-        let texts = plan.steps.iter().map(|s| texts::of(device, &plan, s));
+        let texts = plan.steps.iter().map(|s| codegen::kernels(device, &plan, s));
         let texts = texts.collect::<Result<Vec<_>>>()?;
         let sources = texts.iter().flatten().map(|k| (k.name.as_str(), k.source.as_str()));
         nvrtc::compile_ahead(sources, device.arch())?;
@@ -123,8 +118,7 @@ impl Bound {
                     Ready::Batch(Box::new(batch))
                 }
                 Task::Columns(c) => {
-                    let out: Vec<DType> = c.outputs.iter().map(|v| plan.values[*v].dtype).collect();
-                    let sums = Sums::new(device, &plan, c, &out)?;
+                    let sums = Sums::new(device, &plan, c)?;
                     workspace = workspace.max(sums.workspace());
                     Ready::Sums(sums)
                 }
@@ -133,12 +127,14 @@ impl Bound {
                     workspace = workspace.max(norm.workspace());
                     Ready::Norm(norm)
                 }
-                Task::Region(_) | Task::Rows(_) | Task::Depthwise(_) | Task::Attention(_) => {
-                    let kernel = texts.into_iter().next();
-                    let kernel = kernel.ok_or_else(|| Error::unsupported("a step without a kernel"))?;
-                    Ready::Kernel(kernel.load(device)?)
-                }
                 Task::Torch(_) => Ready::Torch,
+                _ => {
+                    let kernel = texts.into_iter().next();
+                    let kernel = kernel.ok_or_else(|| Error::malformed("a step without a kernel"))?;
+                    let bytes =
+                        |(id, elements): (ValueId, usize)| (id, (elements * plan.values[id].dtype.size()) as u64);
+                    Ready::Kernel(kernel.load(device)?, step.operands().into_iter().map(bytes).collect())
+                }
             });
         }
         Ok(Bound {
@@ -219,7 +215,7 @@ impl Bound {
         arena: u64,
     ) -> Result<Handed> {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
-            return Err(Error::unsupported("another number of inputs or outputs"));
+            return Err(Error::malformed("another number of inputs or outputs"));
         }
         if part.steps.is_empty() {
             return Ok(vec![]);
@@ -236,8 +232,7 @@ impl Bound {
             };
             for at in part.steps.clone() {
                 // SAFETY: promised by the caller.
-                unsafe { self.step(&run, at, &mut holding) }
-                    .map_err(|e| Error::unsupported(format!("step {at} ({}): {e}", self.plan.steps[at].name())))?;
+                unsafe { self.step(&run, at, &mut holding) }.map_err(|cause| self.failed(at, cause))?;
                 // Torch's allocator hands memory out again to work on the same stream, which waits for all that is
                 // launched so far.
                 holding.leave(at);
@@ -251,6 +246,14 @@ impl Bound {
         // SAFETY: promised by the caller; constants and kernels live as long as this. Torch makes nothing here.
         unsafe { replay.run(stream, &addresses, |stream| launch(stream).map(|_| ()))? };
         Ok(vec![])
+    }
+
+    fn failed(&self, at: usize, cause: Error) -> Error {
+        Error::Step {
+            at,
+            name: self.plan.steps[at].name(),
+            cause: Box::new(cause),
+        }
     }
 
     /// # Safety
@@ -295,51 +298,16 @@ impl Bound {
                 // SAFETY: promised by the caller.
                 unsafe { norm.launch(stream, &reads, &writes, arena + self.values as u64) }
             }
-            (Task::Region(r), Ready::Kernel(kernel)) => {
-                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
-                for o in &r.inputs {
-                    addresses.push(operand(o)?);
-                }
-                for o in &r.slices {
-                    addresses.push(operand(o)?);
-                }
-                for id in r.outputs.iter().filter(|_| r.slices.is_empty()) {
-                    addresses.push(value(*id)?);
-                }
+            (_, Ready::Kernel(kernel, operands)) => {
+                let address = |(id, bytes): &(ValueId, u64)| Ok(value(*id)? + bytes);
+                let addresses = operands
+                    .iter()
+                    .map(address)
+                    .collect::<Result<smallvec::SmallVec<[u64; 8]>>>()?;
                 // SAFETY: promised by the caller.
                 unsafe { kernel.launch(stream, &addresses) }
             }
-            (Task::Rows(r), Ready::Kernel(kernel)) => {
-                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
-                for o in &r.inputs {
-                    addresses.push(operand(o)?);
-                }
-                addresses.push(value(r.output)?);
-                // SAFETY: promised by the caller.
-                unsafe { kernel.launch(stream, &addresses) }
-            }
-            (Task::Depthwise(d), Ready::Kernel(kernel)) => {
-                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::smallvec![operand(&d.x)?];
-                if let WindowOp::Conv(w) = d.op {
-                    addresses.push(value(w)?);
-                }
-                for o in d.inputs.iter().flatten() {
-                    addresses.push(operand(o)?);
-                }
-                addresses.push(value(d.output)?);
-                // SAFETY: promised by the caller.
-                unsafe { kernel.launch(stream, &addresses) }
-            }
-            (Task::Attention(a), Ready::Kernel(kernel)) => {
-                let mut addresses: smallvec::SmallVec<[u64; 8]> = smallvec::SmallVec::new();
-                for o in [&a.q, &a.k, &a.v].into_iter().chain(&a.mask) {
-                    addresses.push(operand(o)?);
-                }
-                addresses.push(value(a.y)?);
-                // SAFETY: promised by the caller.
-                unsafe { kernel.launch(stream, &addresses) }
-            }
-            _ => Err(Error::unsupported("a step without a kernel")),
+            _ => Err(Error::malformed("a step without a kernel")),
         }
     }
 
@@ -361,23 +329,5 @@ impl Bound {
             out: value(l.y)?,
             workspace: arena + self.values as u64,
         })
-    }
-}
-
-/// How an operand of a kernel lies in memory.
-fn lying(plan: &Plan, o: &Operand) -> Lying {
-    let dtype = plan.values[o.value].dtype;
-    Lying {
-        dtype,
-        strides: o.strides.clone(),
-        alignment: alignment(o.offset * dtype.size()),
-    }
-}
-
-/// What divides an address this far behind an aligned one.
-fn alignment(bytes: usize) -> usize {
-    match bytes {
-        0 => ALIGNMENT,
-        _ => (1 << bytes.trailing_zeros()).min(ALIGNMENT),
     }
 }

@@ -16,10 +16,7 @@ use crate::arena::Arenas;
 use crate::cpu::linear::Packed;
 use crate::error::Error;
 use crate::kernels::call::{Call, Prepared};
-pub use crate::step::{
-    AttentionStep, BatchStep, ColumnStep, DepthwiseStep, Gradient, LinearStep, NormStep, Operand, Plan, Pool,
-    RegionStep, RowStep, Task, TorchStep, Value, ValueId, Window, WindowOp,
-};
+pub use crate::step::*;
 use crate::tuning::Database;
 pub use device::Cpu;
 pub use made::{Holding, Made};

@@ -1,6 +1,7 @@
 //! The kernel of attention with one query for each head.
 
 use hypatia_core::ty::DType;
+use hypatia_runtime::plan::{AttentionStep, Plan};
 
 use super::body::stored;
 use super::{Operand, PRELUDE};
@@ -35,6 +36,21 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// That of a step.
+    pub fn of(plan: &Plan, a: &AttentionStep) -> Result<Attention> {
+        let (&[batch, groups, heads, width], &[_, _, keys, _]) = (&a.q.shape[..], &a.k.shape[..]) else {
+            return Err(Error::malformed("attention of other dimensions"));
+        };
+        Ok(Attention {
+            sizes: [batch, groups, heads, keys, width],
+            q: Operand::of(plan, &a.q),
+            k: Operand::of(plan, &a.k),
+            v: Operand::of(plan, &a.v),
+            mask: a.mask.as_ref().map(|m| Operand::of(plan, m)),
+            scale: a.scale,
+        })
+    }
+
     /// The kernel. Operands: queries, keys, values, the mask if there is one, the result.
     pub fn kernel(&self, arch: Arch, multiprocessors: usize) -> Result<Kernel> {
         let [batch, groups, heads, keys, width] = self.sizes;

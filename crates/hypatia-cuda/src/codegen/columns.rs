@@ -9,7 +9,7 @@ mod made;
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
-use hypatia_runtime::step::ColumnKind;
+use hypatia_runtime::plan::{ColumnKind, ColumnStep, Plan};
 
 use made::Made;
 
@@ -41,6 +41,20 @@ pub struct Columns {
     pub finish: Option<Kernel>,
     /// Bytes of what is known of the chunks.
     pub partial_bytes: usize,
+}
+
+impl Columns {
+    /// Those of a step.
+    pub(crate) fn of(plan: &Plan, step: &ColumnStep) -> Result<Columns> {
+        let inputs: Vec<Operand> = step.inputs.iter().map(|o| Operand::of(plan, o)).collect();
+        let out: Vec<DType> = step.outputs.iter().map(|v| plan.values[*v].dtype).collect();
+        columns(&step.kinds, &step.region, &step.shape, step.rows, &inputs, &out)
+    }
+
+    /// All of them.
+    pub(super) fn kernels(self) -> Vec<Kernel> {
+        [self.chunks].into_iter().chain(self.finish).collect()
+    }
 }
 
 /// Reduces the outputs of a region over the first `rows` dimensions of a shape, each to what its kind says. They must

@@ -6,7 +6,7 @@
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
-use hypatia_runtime::plan::{Pool, Window};
+use hypatia_runtime::plan::{DepthwiseStep, Plan, Pool, Window, WindowOp};
 
 use super::body::{body, describe, inputs_used, kernel_name, stored};
 use super::pack::{Shell, Slot, all, each};
@@ -68,6 +68,28 @@ pub(super) struct Block {
     pub(super) packs: usize,
     pub(super) strips: usize,
     pub(super) rows: usize,
+}
+
+impl<'a> Depthwise<'a> {
+    /// That of a step.
+    pub fn of(plan: &Plan, d: &'a DepthwiseStep) -> Result<Depthwise<'a>> {
+        let (&[_, height, width, _], &[n, oh, ow, channels]) = (&d.x.shape[..], &d.shape[..]) else {
+            return Err(Error::malformed("a window over what are no images"));
+        };
+        let given = |o: &Option<_>| o.as_ref().map(|o| Operand::of(plan, o));
+        Ok(Depthwise {
+            pool: match d.op {
+                WindowOp::Conv(_) => None,
+                WindowOp::Pool(pool) => Some(pool),
+            },
+            window: d.window,
+            image: [height, width],
+            shape: [n, oh, ow, channels],
+            x: Operand::of(plan, &d.x),
+            after: &d.after,
+            inputs: d.inputs.iter().map(given).collect(),
+        })
+    }
 }
 
 impl Depthwise<'_> {

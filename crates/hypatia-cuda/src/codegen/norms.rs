@@ -1,6 +1,7 @@
 //! Kernels of norms in training steps.
 
 use hypatia_core::ty::DType;
+use hypatia_runtime::plan::{NormStep, Plan};
 
 use super::body::stored;
 use super::space::blocks;
@@ -39,6 +40,33 @@ pub struct NormBackward {
 }
 
 impl Norm {
+    /// That of a step.
+    pub(crate) fn of(plan: &Plan, n: &NormStep) -> Result<Norm> {
+        let (statistics, read) = (if n.centered { 2 } else { 1 }, n.reads.len());
+        let wanted = match n.eps {
+            Some(_) => (1 + statistics, 1 + statistics),
+            None => (3 + statistics, 1 + statistics),
+        };
+        if (read, n.writes.len()) != wanted {
+            return Err(Error::malformed("a norm of other operands"));
+        }
+        Ok(Norm {
+            dtype: plan.values[n.writes[0]].dtype,
+            rows: n.rows,
+            width: n.width,
+            centered: n.centered,
+        })
+    }
+
+    /// The kernels of the forward pass, or of the backward pass if nothing is added to the spread.
+    pub(super) fn kernels(&self, eps: Option<f64>) -> Result<Vec<Kernel>> {
+        let Some(eps) = eps else {
+            let NormBackward { rows, finish, .. } = self.backward()?;
+            return Ok(vec![rows, finish]);
+        };
+        Ok(vec![self.forward(eps)?])
+    }
+
     /// The kernel of the forward pass. Operands: `x`, weight, bias, the result, mean, factor.
     pub fn forward(&self, eps: f64) -> Result<Kernel> {
         let lanes = self.lanes()?;

@@ -1,6 +1,7 @@
 //! Kernels of pointwise regions.
 
 use hypatia_runtime::kernels::region::{Read, Region};
+use hypatia_runtime::plan::{Plan, RegionStep, ValueId};
 
 use super::body::{body, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
@@ -11,6 +12,18 @@ use crate::kernel::Kernel;
 use crate::{Error, Result};
 
 const THREADS: u32 = 256;
+
+/// The kernel of a step.
+pub(super) fn kernel(plan: &Plan, r: &RegionStep) -> Result<Kernel> {
+    let inputs: Vec<Operand> = r.inputs.iter().map(|o| Operand::of(plan, o)).collect();
+    let outputs: Vec<Operand> = if r.slices.is_empty() {
+        let dense = |id: &ValueId| Operand::dense(plan.values[*id].dtype, &r.shape);
+        r.outputs.iter().map(dense).collect()
+    } else {
+        r.slices.iter().map(|o| Operand::of(plan, o)).collect()
+    };
+    reading(&r.region, &r.shape, &inputs, &r.reads, &outputs)
+}
 
 /// The kernel of a region over tensors of a shape. Its operands are the inputs, then the outputs. An output may be the
 /// memory of an input if its strides and element size are the same.
@@ -29,7 +42,7 @@ pub fn reading(
     expect("inputs", region.inputs(), shape, inputs)?;
     expect("outputs", region.outputs(), shape, outputs)?;
     if outputs.is_empty() {
-        return Err(Error::unsupported("a pointwise kernel without results"));
+        return Err(Error::malformed("a pointwise kernel without results"));
     }
     let operands: Vec<&Operand> = inputs.iter().chain(outputs).collect();
     let mut bounds = Bounds::new(shape, inputs, reads)?;

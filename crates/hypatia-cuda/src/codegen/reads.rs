@@ -82,7 +82,7 @@ impl<'a> Bounds<'a> {
             || !reads.iter().enumerate().all(fits)
             || !reads.iter().zip(inputs).all(floats)
         {
-            return Err(Error::unsupported(format!("a kernel that reads by {reads:?}")));
+            return Err(Error::malformed(format!("a kernel that reads by {reads:?}")));
         }
         let bounded = |d: &usize| {
             let rolls = |r: &Read| matches!(r, Read::Rolled { by } if by[*d] > 0);

@@ -9,6 +9,7 @@ mod plan;
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::Region;
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
+use hypatia_runtime::plan::{Plan as Steps, RowStep};
 pub(super) use plan::Plan;
 
 use super::body::{computed, describe, inputs_used, kernel_name};
@@ -17,6 +18,16 @@ use super::space::{Space, blocks, index_type, pack_width, types};
 use super::{Operand, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
+
+/// The kernel of a step.
+pub(super) fn kernel(plan: &Steps, r: &RowStep) -> Result<Kernel> {
+    let inputs: Vec<Operand> = r.inputs.iter().map(|o| Operand::of(plan, o)).collect();
+    let output = Operand {
+        strides: r.dense.clone(),
+        ..Operand::dense(plan.values[r.output].dtype, &[])
+    };
+    rows(&r.rows, &r.shape, r.reduced, &inputs, &[output])
+}
 
 /// The kernel of a row op over tensors of a shape, whose last `reduced` dimensions are the rows. Operands are those of
 /// [`Rowwise::run`], inputs first.
@@ -50,7 +61,7 @@ pub fn rows(
 /// The start of a kernel over rows of logits `x0`, up to their greatest element `most` and the `sum` of the exponentials
 /// of how far they are below it.
 pub(super) fn exponentials(logits: &Operand, shape: [usize; 2]) -> Result<(Plan, String)> {
-    let rowwise = Rowwise::new(RowOp::LogSoftmax, logits.dtype).map_err(|e| Error::unsupported(e.to_string()))?;
+    let rowwise = Rowwise::new(RowOp::LogSoftmax, logits.dtype)?;
     let operand = std::slice::from_ref(logits);
     let stages = Stages::new(&rowwise, &shape, 1, operand, operand)?;
     Ok((stages.plan, stages.head(0..1) + &stages.exponentials()))

@@ -23,7 +23,7 @@ impl Module {
     /// Loads machine code for the device's architecture.
     pub fn load(device: &'static Device, code: &[u8]) -> Result<Arc<Module>> {
         if !code.starts_with(b"\x7fELF") {
-            return Err(Error::unsupported("a module that is no machine code"));
+            return Err(Error::malformed("a module that is no machine code"));
         }
         let _current = device.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -34,7 +34,7 @@ impl Module {
 
     /// The kernel of this name.
     pub fn function(self: &Arc<Module>, name: &str) -> Result<Function> {
-        let text = CString::new(name).map_err(|e| Error::unsupported(format!("kernel {name}: {e}")))?;
+        let text = CString::new(name).map_err(|e| Error::malformed(format!("kernel {name}: {e}")))?;
         let _current = self.device.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a module that lives, a C string and a place to write to.

@@ -161,7 +161,7 @@ impl Pieces {
     /// As of [`super::Product::launch`].
     pub(super) unsafe fn launch(&self, stream: Stream, o: &Operands) -> Result<()> {
         if o.workspace == 0 || o.left == 0 || o.out == 0 {
-            return Err(Error::unsupported("a product in pieces that lacks something"));
+            return Err(Error::malformed("a product in pieces that lacks something"));
         }
         let l = &self.linear;
         let pieces = o.workspace + self.workspace as u64;

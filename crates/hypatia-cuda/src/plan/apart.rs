@@ -6,8 +6,8 @@ use hypatia_runtime::plan::Plan;
 
 use super::product::problem;
 use super::torch::TorchProduct;
-use super::{LinearStep, Setting, alignment};
-use crate::codegen::{self, Operand as Lying};
+use super::{LinearStep, Setting};
+use crate::codegen::{self, Operand as Lying, alignment};
 use crate::driver::{Device, Stream};
 use crate::fp32;
 use crate::gemm::Operands;
@@ -108,7 +108,7 @@ impl Apart {
 fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) -> Result<Option<Loaded>> {
     let (n, _) = l
         .sizes(&plan.values[l.w].shape)
-        .ok_or_else(|| Error::unsupported("a weight that is no matrix"))?;
+        .ok_or_else(|| Error::malformed("a weight that is no matrix"))?;
     let dtype = plan.values[l.y].dtype;
     let shape = [l.m, n];
     let y = Lying::dense(dtype, &shape);
@@ -144,8 +144,7 @@ fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) 
     if code.is_empty() {
         return Ok(None);
     }
-    let region = Region::new(&vec![dtype; count], code, &[at], Rounding::EveryOp);
-    let region = region.map_err(|e| Error::unsupported(e.to_string()))?;
+    let region = Region::new(&vec![dtype; count], code, &[at], Rounding::EveryOp)?;
     codegen::pointwise(&region, &shape, &inputs, &[y])?
         .load(device)
         .map(Some)
@@ -156,7 +155,7 @@ fn by_torch(device: &Device, plan: &Plan, l: &LinearStep, setting: &mut Setting<
     let weight = &plan.values[l.w];
     let (n, k) = l
         .sizes(&weight.shape)
-        .ok_or_else(|| Error::unsupported("a weight that is no matrix"))?;
+        .ok_or_else(|| Error::malformed("a weight that is no matrix"))?;
     let right = if l.transposed { [n as isize, 1] } else { [1, k as isize] };
     let forms = [
         (vec![l.m, k], vec![l.x_stride as isize, 1]),

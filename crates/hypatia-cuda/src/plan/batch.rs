@@ -4,9 +4,9 @@ use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::{Region, Rounding};
 use hypatia_runtime::plan::{BatchStep, Operand, Plan};
 
+use super::Setting;
 use super::torch::TorchProduct;
-use super::{Setting, alignment};
-use crate::codegen::{self, Operand as Lying};
+use crate::codegen::{self, Operand as Lying, alignment};
 use crate::driver::{Device, Stream};
 use crate::gemm::{Factor, Gemm, Operands, Problem};
 use crate::setting::tuned;
@@ -124,8 +124,7 @@ unsafe fn with_rows_apart(
     let (m, k, ld, dtype) = (problem.m, problem.k, apart.left.ld, problem.input);
     let (room, done) = (setting.room)(weight, m * ld * dtype.size())?;
     if !done {
-        let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp);
-        let region = region.map_err(|e| Error::unsupported(e.to_string()))?;
+        let region = Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?;
         let dense = Lying::dense(dtype, &[m, k]);
         let spread = Lying {
             strides: vec![ld as isize, 1],
@@ -141,7 +140,7 @@ unsafe fn with_rows_apart(
 
 fn problem(plan: &Plan, b: &BatchStep) -> Result<Problem> {
     let (&[batch, m, k], &[_, _, n]) = (&b.left.shape[..], &b.right.shape[..]) else {
-        return Err(Error::unsupported("products of what are no matrices of a batch"));
+        return Err(Error::malformed("products of what are no matrices of a batch"));
     };
     let dtype = plan.values[b.y].dtype;
     let mut problem = Problem::new(dtype, [m, n, k], [false, false]).with_batch(batch);
@@ -168,7 +167,7 @@ fn aligned(o: &Operand, dtype: DType) -> usize {
 /// How the matrices of a factor lie.
 fn factor(o: &Operand) -> Result<Factor> {
     let &[step, down, along] = &o.strides[..] else {
-        return Err(Error::unsupported("a factor that is no matrices of a batch"));
+        return Err(Error::malformed("a factor that is no matrices of a batch"));
     };
     let transposed = along != 1;
     let ld = if transposed { along } else { down };

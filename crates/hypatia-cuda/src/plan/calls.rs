@@ -32,7 +32,7 @@ impl Bound {
     /// Where a value is.
     pub(super) fn address(&self, id: ValueId, run: &Running<'_>, holding: &Holding<'_>) -> Result<u64> {
         let known = self.place(id, run).or_else(|| holding.at(id).map(|at| at as u64));
-        known.ok_or_else(|| Error::unsupported(format!("value {id} is nowhere")))
+        known.ok_or_else(|| Error::malformed(format!("value {id} is nowhere")))
     }
 
     /// Calls torch; what has no place is handed over.
@@ -61,9 +61,9 @@ impl Bound {
             });
         }
         let call = self.calls.get(t.call);
-        let call = call.ok_or_else(|| Error::unsupported(format!("there is no call {}", t.call)))?;
+        let call = call.ok_or_else(|| Error::malformed(format!("there is no call {}", t.call)))?;
         // SAFETY: the addresses are those of the values, as `run` promises; only calls that make tensors have results
         // without a place.
-        unsafe { call.call(&reads, &writes) }.map_err(|e| Error::unsupported(e.to_string()))
+        Ok(unsafe { call.call(&reads, &writes) }?)
     }
 }

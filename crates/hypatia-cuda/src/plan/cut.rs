@@ -121,7 +121,7 @@ impl Cut {
     /// As of [`Gemm::launch`].
     pub(super) unsafe fn launch(&self, stream: Stream, o: &Operands) -> Result<()> {
         if [o.left, o.right, o.out].contains(&0) {
-            return Err(Error::unsupported(format!("{o:x?} lacks something")));
+            return Err(Error::malformed(format!("{o:x?} lacks something")));
         }
         let further = |address: u64, elements: usize| address + 2 * elements as u64;
         let rest = Operands {

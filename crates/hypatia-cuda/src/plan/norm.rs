@@ -2,8 +2,8 @@
 
 use hypatia_runtime::plan::{NormStep, Plan};
 
-use super::texts;
 use crate::Result;
+use crate::codegen;
 use crate::driver::{Device, Stream};
 use crate::kernel::Loaded;
 
@@ -19,7 +19,7 @@ pub(super) enum Norm {
 
 impl Norm {
     pub(super) fn new(device: &'static Device, plan: &Plan, n: &NormStep) -> Result<Norm> {
-        let norm = texts::norm(plan, n)?;
+        let norm = codegen::Norm::of(plan, n)?;
         Ok(match n.eps {
             Some(eps) => Norm::Forward(norm.forward(eps)?.load(device)?),
             None => {

@@ -3,12 +3,12 @@
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::product::Activation;
 use hypatia_runtime::kernels::region::Region;
-use hypatia_runtime::plan::{Operand, Plan};
-use hypatia_runtime::step::{ColumnKind, ColumnStep};
+use hypatia_runtime::plan::{ColumnKind, ColumnStep, Operand, Plan};
 
 use super::apart::Apart;
 use super::cut::Cut;
-use super::{LinearStep, Setting, alignment, texts};
+use super::{LinearStep, Setting};
+use crate::codegen::{self, Columns, alignment};
 use crate::driver::{Device, Stream};
 use crate::few::Few;
 use crate::fp32;
@@ -249,26 +249,25 @@ impl Sums {
     /// Sums over the first dimensions of an operand.
     fn of_one(device: &'static Device, plan: &Plan, x: &Operand, rows: usize) -> Result<Sums> {
         let dtype = plan.values[x.value].dtype;
-        let step = ColumnStep {
-            region: Region::widening(dtype).map_err(|e| Error::unsupported(e.to_string()))?,
-            kinds: vec![ColumnKind::Sum],
-            shape: x.shape.clone(),
-            rows,
-            inputs: vec![x.clone()],
-            outputs: vec![],
-        };
-        Sums::new(device, plan, &step, &[dtype])
+        let region = Region::widening(dtype)?;
+        let lying = [codegen::Operand::of(plan, x)];
+        let kernels = codegen::columns(&[ColumnKind::Sum], &region, &x.shape, rows, &lying, &[dtype])?;
+        Sums::load(device, &kernels, x.shape.iter().product::<usize>() * dtype.size())
     }
 
-    /// A step whose results are of these types.
-    pub(super) fn new(device: &'static Device, plan: &Plan, step: &ColumnStep, out: &[DType]) -> Result<Sums> {
-        let kernels = texts::columns(plan, step, out)?;
+    /// Those of a step.
+    pub(super) fn new(device: &'static Device, plan: &Plan, step: &ColumnStep) -> Result<Sums> {
         let sizes = step.inputs.iter().map(|o| plan.values[o.value].dtype.size());
+        let bytes = step.shape.iter().product::<usize>() * sizes.sum::<usize>();
+        Sums::load(device, &Columns::of(plan, step)?, bytes)
+    }
+
+    fn load(device: &'static Device, kernels: &Columns, bytes: usize) -> Result<Sums> {
         Ok(Sums {
             chunks: kernels.chunks.load(device)?,
-            finish: kernels.finish.map(|k| k.load(device)).transpose()?,
+            finish: kernels.finish.as_ref().map(|k| k.load(device)).transpose()?,
             partial_bytes: kernels.partial_bytes,
-            bytes: step.shape.iter().product::<usize>() * sizes.sum::<usize>(),
+            bytes,
         })
     }
 
@@ -298,7 +297,7 @@ impl Sums {
 pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
     let weight = &plan.values[l.w];
     let Some((n, k)) = l.sizes(&weight.shape) else {
-        return Err(Error::unsupported("a weight that is no matrix"));
+        return Err(Error::malformed("a weight that is no matrix"));
     };
     let left = l.gradient.x_transposed;
     let mut problem = Problem::new(weight.dtype, [l.m, n, k], [left, !l.transposed]);

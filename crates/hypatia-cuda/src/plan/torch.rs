@@ -4,9 +4,9 @@ use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::call::{Call, Strided};
 
 use super::Setting;
+use crate::Result;
 use crate::driver::Device;
 use crate::gemm::Operands;
-use crate::{Error, Result};
 
 /// How a factor or a result lies in memory: sizes and strides.
 pub(super) type Form = (Vec<usize>, Vec<isize>);
@@ -52,8 +52,7 @@ impl TorchProduct {
         };
         let (reads, writes) = ([tensor(o.left, 0), tensor(o.right, 1)], [tensor(o.out, 2)]);
         // SAFETY: promised by the caller.
-        unsafe { self.call.call(&reads, &writes) }
-            .map(|_| ())
-            .map_err(|e| Error::unsupported(e.to_string()))
+        unsafe { self.call.call(&reads, &writes)? };
+        Ok(())
     }
 }
