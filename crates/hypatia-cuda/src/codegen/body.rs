@@ -45,27 +45,16 @@ pub(super) struct Body {
 
 /// Which of a region's inputs matter.
 pub(super) fn inputs_used(region: &Region) -> Vec<bool> {
-    let mut used = needed(region.meaning(), region.inputs().len());
+    let mut used = region.meaning().needed();
     used.truncate(region.inputs().len());
     used
-}
-
-fn needed(meaning: &Meaning, inputs: usize) -> Vec<bool> {
-    let mut needed = vec![false; meaning.types.len()];
-    meaning.outputs.iter().for_each(|o| needed[*o] = true);
-    for (i, instruction) in meaning.instructions.iter().enumerate().rev() {
-        if needed[inputs + i] {
-            instruction.args.iter().for_each(|a| needed[*a] = true);
-        }
-    }
-    needed
 }
 
 /// Statements for one element. `input` is the text of an input's value, `prefix` what the values are called.
 pub(super) fn body(region: &Region, prefix: &str, input: impl Fn(usize) -> String) -> Body {
     let meaning = region.meaning();
     let inputs = region.inputs().len();
-    let needed = needed(meaning, inputs);
+    let needed = meaning.needed();
     let mut statements = String::new();
     let mut declare = |value: usize, text: String| {
         let class = computed(meaning.types[value]);
@@ -94,8 +83,7 @@ fn constant(meaning: &Meaning, inputs: usize, value: usize) -> Option<f64> {
 
 /// Rounds to a dtype that has fewer values than what is computed in, when the region says so.
 fn rounded(meaning: &Meaning, op: Op, dtype: DType, text: String) -> String {
-    let exact = matches!(op, Op::Neg | Op::Abs | Op::Sign | Op::Relu | Op::Floor | Op::Ceil) && dtype.is_float();
-    if exact || matches!(op, Op::Constant(..)) {
+    if op.is_exact() && dtype.is_float() || matches!(op, Op::Constant(..)) {
         return text;
     }
     let always = matches!(op, Op::Cast(_)) || meaning.rounding == Rounding::EveryOp;

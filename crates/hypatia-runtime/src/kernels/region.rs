@@ -97,6 +97,12 @@ impl Op {
     pub fn name(self) -> Option<&'static str> {
         NAMES.iter().find(|(_, op)| *op == self).map(|(name, _)| *name)
     }
+
+    /// Whether a result that is a float is one of its type, in whatever wider type it is computed: then it needs no
+    /// rounding. Constants and casts are not asked for.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Op::Neg | Op::Abs | Op::Sign | Op::Relu | Op::Floor | Op::Ceil)
+    }
 }
 
 /// One op and the numbers of the values that it takes.
@@ -209,6 +215,21 @@ pub struct Meaning {
     pub outputs: Vec<usize>,
     /// When 16-bit values are rounded.
     pub rounding: Rounding,
+}
+
+impl Meaning {
+    /// Which values an output depends on.
+    pub fn needed(&self) -> Vec<bool> {
+        let mut needed = vec![false; self.types.len()];
+        self.outputs.iter().for_each(|o| needed[*o] = true);
+        let inputs = self.types.len() - self.instructions.len();
+        for (i, instruction) in self.instructions.iter().enumerate().rev() {
+            if needed[inputs + i] {
+                instruction.args.iter().for_each(|a| needed[*a] = true);
+            }
+        }
+        needed
+    }
 }
 
 impl Region {

@@ -76,7 +76,7 @@ impl Program {
             places: vec![Place::None; types.len()],
             ..Program::default()
         };
-        let needed = needed(inputs, instructions, types.len(), outputs);
+        let needed = region.meaning().needed();
         program.uses = vec![0; types.len()];
         for (_, instruction) in (inputs..).zip(instructions).filter(|(v, _)| needed[*v]) {
             instruction.args.iter().for_each(|a| program.uses[*a] += 1);
@@ -132,8 +132,7 @@ impl Program {
         let (op, dtype) = (instruction.op, types[value]);
         let args: Vec<usize> = instruction.args.iter().map(|&a| self.same[a]).collect();
         let from = instruction.args.first().map(|&a| types[a]);
-        let mut exact =
-            matches!(op, Op::Neg | Op::Abs | Op::Sign | Op::Relu | Op::Floor | Op::Ceil) && dtype.is_float();
+        let mut exact = op.is_exact() && dtype.is_float();
         match (op, &args[..]) {
             (Op::Constant(scalar, dtype), _) => {
                 self.places[value] = Place::Constant(self.constants.len());
@@ -330,22 +329,6 @@ impl Program {
     }
 }
 
-/// Which values an output depends on.
-fn needed(inputs: usize, instructions: &[Instruction], values: usize, outputs: &[usize]) -> Vec<bool> {
-    let mut needed = vec![false; values];
-    for &output in outputs {
-        needed[output] = true;
-    }
-    for value in (inputs..values).rev().filter(|v| *v >= inputs) {
-        if needed[value] {
-            for &arg in &instructions[value - inputs].args {
-                needed[arg] = true;
-            }
-        }
-    }
-    needed
-}
-
 /// True if every value of one dtype is one of the other.
 fn widens(from: DType, to: DType) -> bool {
     use DType::*;
@@ -365,7 +348,8 @@ fn widens(from: DType, to: DType) -> bool {
 /// About the nanoseconds an element takes beyond loading and storing it.
 fn transcendental(op: Op) -> f64 {
     match op {
-        Op::Neg | Op::Abs | Op::Sign | Op::Square | Op::Relu | Op::Floor | Op::Ceil | Op::Not | Op::Cast(_) => 0.0,
+        op if op.is_exact() => 0.0,
+        Op::Square | Op::Not | Op::Cast(_) => 0.0,
         Op::Sqrt | Op::Rsqrt | Op::Reciprocal => 0.3,
         _ => 0.6,
     }
