@@ -15,12 +15,15 @@ use pyo3::types::PyBytes;
 use serde::Serialize;
 
 use crate::logging::logged;
-use crate::{failed, guarded, json};
+use crate::{caught, failed, guarded, json};
 
 /// Looks for libraries in these folders from now on.
 #[pyfunction]
-fn search_in(folders: Vec<PathBuf>) {
-    loading::search_in(folders);
+fn search_in(py: Python<'_>, folders: Vec<PathBuf>) -> PyResult<()> {
+    guarded(py, || {
+        loading::search_in(folders);
+        Ok(())
+    })
 }
 
 /// What the store on disk has for a key, by two functions of Python.
@@ -44,8 +47,11 @@ impl KernelCache for Store {
 
 /// Keeps compiled kernels by these functions: `get(key)` returns bytes or None, `put(key, code)` keeps some.
 #[pyfunction]
-fn keep_in(get: Py<PyAny>, put: Py<PyAny>) {
-    nvrtc::keep_in(Arc::new(Store { get, put }));
+fn keep_in(get: Py<PyAny>, put: Py<PyAny>) -> PyResult<()> {
+    caught(|| {
+        nvrtc::keep_in(Arc::new(Store { get, put }));
+        Ok(())
+    })
 }
 
 /// A library, or why it cannot be used.
@@ -105,8 +111,11 @@ fn compile<'py>(py: Python<'py>, name: &str, source: &str, arch: (u32, u32)) -> 
 /// Plants a fault into the text of kernels that are loaded from now on; none takes it out.
 #[pyfunction]
 #[pyo3(signature = (texts))]
-fn plant(texts: Option<(String, String)>) {
-    hypatia_cuda::kernel::plant(texts);
+fn plant(py: Python<'_>, texts: Option<(String, String)>) -> PyResult<()> {
+    guarded(py, || {
+        hypatia_cuda::kernel::plant(texts);
+        Ok(())
+    })
 }
 
 /// A matrix product; `tune` or `use` comes before `run`.
@@ -142,32 +151,34 @@ impl Gemm {
         deadline_ms: u64,
         workspace: usize,
     ) -> PyResult<Gemm> {
-        let named = |name: &str| {
-            DType::parse(name).ok_or_else(|| PyValueError::new_err(format!("no dtype is called '{name}'")))
-        };
-        let dtype = named(dtype)?;
-        let epilogue = Epilogue::named(epilogue)
-            .ok_or_else(|| PyValueError::new_err(format!("no epilogue is called '{epilogue}'")))?;
-        let mut problem = Problem::new(dtype, sizes, transposed.into())
-            .with_epilogue(epilogue)
-            .with_batch(batch);
-        if let Some([left, right, out]) = rows {
-            (problem.left.ld, problem.right.ld, problem.out.ld) = (left, right, out);
-        }
-        if residual {
-            problem = problem.with_residual();
-        }
-        (problem.tf32, problem.alignment) = (tf32, alignment);
-        problem.output = output.map_or(Ok(dtype), named)?;
-        Ok(Gemm {
-            device,
-            problem,
-            budget: Budget {
-                candidates,
-                deadline: Duration::from_millis(deadline_ms),
-                workspace,
-            },
-            ready: Mutex::new(None),
+        caught(|| {
+            let named = |name: &str| {
+                DType::parse(name).ok_or_else(|| PyValueError::new_err(format!("no dtype is called '{name}'")))
+            };
+            let dtype = named(dtype)?;
+            let epilogue = Epilogue::named(epilogue)
+                .ok_or_else(|| PyValueError::new_err(format!("no epilogue is called '{epilogue}'")))?;
+            let mut problem = Problem::new(dtype, sizes, transposed.into())
+                .with_epilogue(epilogue)
+                .with_batch(batch);
+            if let Some([left, right, out]) = rows {
+                (problem.left.ld, problem.right.ld, problem.out.ld) = (left, right, out);
+            }
+            if residual {
+                problem = problem.with_residual();
+            }
+            (problem.tf32, problem.alignment) = (tf32, alignment);
+            problem.output = output.map_or(Ok(dtype), named)?;
+            Ok(Gemm {
+                device,
+                problem,
+                budget: Budget {
+                    candidates,
+                    deadline: Duration::from_millis(deadline_ms),
+                    workspace,
+                },
+                ready: Mutex::new(None),
+            })
         })
     }
 
@@ -214,7 +225,7 @@ impl Gemm {
     /// Bytes that `run` works with.
     #[getter]
     fn workspace(&self) -> PyResult<usize> {
-        Ok(self.prepared()?.workspace())
+        caught(|| Ok(self.prepared()?.workspace()))
     }
 
     /// Launches it on a stream, over addresses of contiguous memory of the right sizes and types.
@@ -287,11 +298,13 @@ impl Recording {
 /// Calls a function that launches kernels on a stream of its own, and records them instead; what it returns.
 #[pyfunction]
 fn record(gpu: u32, stream: usize, run: &Bound<'_, PyAny>) -> PyResult<(Recording, Py<PyAny>)> {
-    let device = Device::get(gpu).map_err(failed)?;
-    let (graph, done) = Graph::record_on(device.stream(stream), |_| run.call0()).map_err(failed)?;
-    let returned = done?.unbind();
-    let executable = Mutex::new(graph.instantiate().map_err(failed)?);
-    Ok((Recording { device, executable }, returned))
+    caught(|| {
+        let device = Device::get(gpu).map_err(failed)?;
+        let (graph, done) = Graph::record_on(device.stream(stream), |_| run.call0()).map_err(failed)?;
+        let returned = done?.unbind();
+        let executable = Mutex::new(graph.instantiate().map_err(failed)?);
+        Ok((Recording { device, executable }, returned))
+    })
 }
 
 /// The module `hypatia._native.cuda`.

@@ -19,9 +19,8 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::logging::logged;
-use crate::plan::{Expected, NativePlan, calls_and_watched, dispatched, given, unfit};
+use crate::plan::{NativePlan, Signature, calls_and_watched, dispatched};
 use crate::tensor::Exchange;
-use crate::weights::{Watched, all_hold};
 use crate::{caught, failed, guarded, tuning};
 use outputs::Outputs;
 pub use rest::CudaPlanRest;
@@ -35,10 +34,7 @@ const STREAMS: usize = 8;
 pub struct BoundCudaPlan {
     runnable: Runnable,
     gpu: u32,
-    inputs: Vec<Expected>,
-    outputs: Vec<Expected>,
-    watched: Vec<Watched>,
-    exchange: Exchange,
+    signature: Signature,
     /// The first of the steps that a recording leaves to its calls.
     late: Option<usize>,
     /// What a call returns: outputs from zero on, inputs from -1 on downwards, or nothing; the outputs if not given.
@@ -72,76 +68,75 @@ impl BoundCudaPlan {
         most: Option<usize>,
         like: Option<&BoundCudaPlan>,
     ) -> PyResult<BoundCudaPlan> {
-        let (inputs, outputs) = (plan.plan().inputs.len(), plan.plan().outputs.len());
-        let known = |at: isize| {
-            if at < 0 {
-                (!at as usize) < inputs
-            } else {
-                (at as usize) < outputs
+        caught(|| {
+            let (inputs, outputs) = (plan.plan().inputs.len(), plan.plan().outputs.len());
+            let known = |at: isize| {
+                if at < 0 {
+                    (!at as usize) < inputs
+                } else {
+                    (at as usize) < outputs
+                }
+            };
+            if returns.iter().flatten().flatten().any(|at| !known(*at)) {
+                return Err(PyValueError::new_err("a result that is neither an input nor an output"));
             }
-        };
-        if returns.iter().flatten().flatten().any(|at| !known(*at)) {
-            return Err(PyValueError::new_err("a result that is neither an input nor an output"));
-        }
-        let exchange = Exchange::get(py)?;
-        let memories = plan.constant_memories(constants, exchange, Some(gpu))?;
-        let addresses: Vec<u64> = memories.iter().map(|m| m.0 as u64).collect();
-        let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
-        let known = match like {
-            Some(like) if like.current(py)? => Some(&like.split),
-            _ => None,
-        };
-        let mut split_weights = SplitWeights::like(py, known);
-        let runnable = logged(py, || {
-            let database = tuning::database();
-            let mut scratch = vec![];
-            let mut memory = |bytes: usize| {
-                let fresh = Python::attach(|_| exchange.allocate(DType::U8, &[bytes as i64], Some(gpu)));
-                let fresh = fresh.map_err(|e| hypatia_cuda::Error::Unsupported(e.to_string()))?;
-                let address = fresh.data() as u64;
-                scratch.push(fresh);
-                Ok(address)
+            let exchange = Exchange::get(py)?;
+            let memories = plan.constant_memories(constants, exchange, Some(gpu))?;
+            let addresses: Vec<u64> = memories.iter().map(|m| m.0 as u64).collect();
+            let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
+            let known = match like {
+                Some(like) if like.signature.current(py)? => Some(&like.split),
+                _ => None,
             };
-            let mut room = |weight: u64, bytes: usize| {
-                Python::attach(|py| split_weights.room(py, (exchange, gpu), most, weight, bytes))
-            };
-            let mut torch =
-                |text: &str| dispatched(text, &libtorch).map_err(|e| hypatia_cuda::Error::Unsupported(e.to_string()));
-            let device = Device::get(gpu).map_err(failed)?;
-            let setting = Setting {
-                stream: device.stream(stream),
-                database: &database,
-                budget: Budget::default(),
-                tf32,
-                split,
-                memory: &mut memory,
-                room: &mut room,
-                torch: &mut torch,
-            };
-            // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
-            let runnable = unsafe { Cuda.bind(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
-            database.save();
-            Ok(runnable)
-        })?;
-        let (inputs, outputs) = plan.expected();
-        Ok(BoundCudaPlan {
-            inputs,
-            outputs,
-            late: plan.late(),
-            runnable,
-            gpu,
-            watched,
-            exchange,
-            returns,
-            arenas: Mutex::new(HashMap::new()),
-            split: split_weights.settled(),
-            _kept: constants.clone().unbind(),
+            let mut split_weights = SplitWeights::like(py, known);
+            let runnable = logged(py, || {
+                let database = tuning::database();
+                let mut scratch = vec![];
+                let mut memory = |bytes: usize| {
+                    let fresh = Python::attach(|_| exchange.allocate(DType::U8, &[bytes as i64], Some(gpu)));
+                    let fresh = fresh.map_err(|e| hypatia_cuda::Error::Memory(e.to_string()))?;
+                    let address = fresh.data() as u64;
+                    scratch.push(fresh);
+                    Ok(address)
+                };
+                let mut room = |weight: u64, bytes: usize| {
+                    Python::attach(|py| split_weights.room(py, (exchange, gpu), most, weight, bytes))
+                };
+                let mut torch = |text: &str| {
+                    dispatched(text, &libtorch).map_err(|e| hypatia_cuda::Error::Unsupported(e.to_string()))
+                };
+                let device = Device::get(gpu).map_err(failed)?;
+                let setting = Setting {
+                    stream: device.stream(stream),
+                    database: &database,
+                    budget: Budget::default(),
+                    tf32,
+                    split,
+                    memory: &mut memory,
+                    room: &mut room,
+                    torch: &mut torch,
+                };
+                // SAFETY: the tensors were checked and are kept; scratch memory comes from torch and lives until the end.
+                let runnable = unsafe { Cuda.bind(plan.plan().clone(), &addresses, calls, setting) }.map_err(failed)?;
+                database.save();
+                Ok(runnable)
+            })?;
+            Ok(BoundCudaPlan {
+                signature: plan.signature(watched, exchange, Some(gpu)),
+                late: plan.late(),
+                runnable,
+                gpu,
+                returns,
+                arenas: Mutex::new(HashMap::new()),
+                split: split_weights.settled(),
+                _kept: constants.clone().unbind(),
+            })
         })
     }
 
     /// Whether the watched tensors are as they were.
     fn current(&self, py: Python<'_>) -> PyResult<bool> {
-        all_hold(&self.watched, py)
+        caught(|| self.signature.current(py))
     }
 
     /// Runs the plan on a stream; none if an input is not what the plan was made for, or if a watched tensor changed.
@@ -164,7 +159,7 @@ impl BoundCudaPlan {
         inputs: &Bound<'_, PyTuple>,
     ) -> PyResult<Option<CudaPlanRest>> {
         caught(|| {
-            let Some(given) = slf.given(py, inputs)? else {
+            let Some(given) = slf.given(inputs)? else {
                 return Ok(None);
             };
             CudaPlanRest::begin(py, slf.into(), stream, inputs, given).map(Some)
@@ -173,19 +168,18 @@ impl BoundCudaPlan {
 
     /// Why a call returns none on these inputs.
     #[pyo3(signature = (*inputs))]
-    fn refusal(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
-        if !self.current(py)? {
-            return Ok("a weight changed".into());
-        }
-        if let Some(unfit) = unfit(inputs, &self.inputs, self.exchange, Some(self.gpu))? {
-            return Ok(unfit);
-        }
-        let given = given(inputs, &self.inputs, self.exchange, Some(self.gpu))?;
-        let odd = given.iter().flatten().position(|m| !(m.0 as usize).is_multiple_of(16));
-        Ok(odd.map_or_else(
-            || "there is not enough memory".into(),
-            |at| format!("the address of input {at} is no multiple of 16"),
-        ))
+    fn refusal(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
+        caught(|| {
+            if let Some(refusal) = self.signature.refusal(inputs)? {
+                return Ok(refusal);
+            }
+            let given = self.signature.given(inputs)?;
+            let odd = given.iter().flatten().position(|m| !(m.0 as usize).is_multiple_of(16));
+            Ok(odd.map_or_else(
+                || "there is not enough memory".into(),
+                |at| format!("the address of input {at} is no multiple of 16"),
+            ))
+        })
     }
 
     /// Bytes of the values in between, and of split weights.
@@ -206,11 +200,8 @@ impl BoundCudaPlan {
 
 impl BoundCudaPlan {
     /// Where inputs are, if they are what the plan was made for and no watched tensor changed.
-    fn given(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<Vec<u64>>> {
-        if inputs.len() != self.inputs.len() || !self.current(py)? {
-            return Ok(None);
-        }
-        let Some(given) = given(inputs, &self.inputs, self.exchange, Some(self.gpu))? else {
+    fn given(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<Vec<u64>>> {
+        let Some(given) = self.signature.given(inputs)? else {
             return Ok(None);
         };
         let given: Vec<u64> = given.iter().map(|m| m.0 as u64).collect();
@@ -223,7 +214,7 @@ impl BoundCudaPlan {
         stream: usize,
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let Some(given) = self.given(py, inputs)? else {
+        let Some(given) = self.given(inputs)? else {
             return Ok(None);
         };
         let device = Device::get(self.gpu).map_err(failed)?;
@@ -281,7 +272,7 @@ impl BoundCudaPlan {
     /// Memory of the values in between, and where it is.
     fn new_arena(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, u64)> {
         let bytes = self.runnable.arena_bytes() as i64;
-        let fresh = self.exchange.allocate(DType::U8, &[bytes], Some(self.gpu))?;
+        let fresh = self.signature.exchange.allocate(DType::U8, &[bytes], Some(self.gpu))?;
         let address = fresh.data() as u64;
         Ok((fresh.into_object(py)?.unbind(), address))
     }

@@ -356,13 +356,15 @@ impl Sides {
 
 /// Runs kernels on torch's own threads, if this libtorch lends them; whether it does.
 #[pyfunction]
-fn borrow_threads(libtorch: std::path::PathBuf) -> bool {
-    let found = hypatia_runtime::torch::parallel_for(&libtorch);
-    if let Some(run) = found {
-        // SAFETY: torch is never unloaded, and its loop returns after all its parts did.
-        unsafe { hypatia_runtime::pool::Pool::borrow_threads(run) };
-    }
-    found.is_some()
+fn borrow_threads(py: Python<'_>, libtorch: std::path::PathBuf) -> PyResult<bool> {
+    guarded(py, || {
+        let found = hypatia_runtime::torch::parallel_for(&libtorch);
+        if let Some(run) = found {
+            // SAFETY: torch is never unloaded, and its loop returns after all its parts did.
+            unsafe { hypatia_runtime::pool::Pool::borrow_threads(run) };
+        }
+        Ok(found.is_some())
+    })
 }
 
 /// Names of the targets that the cost model knows.

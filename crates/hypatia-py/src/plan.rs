@@ -65,11 +65,17 @@ impl NativePlan {
         self.changes.is_empty().then(|| late(&self.plan)).flatten()
     }
 
-    /// What it takes, as a caller sees it, and what it makes.
-    pub fn expected(&self) -> (Vec<Expected>, Vec<Expected>) {
+    /// What it takes, as a caller sees it, what it makes, and what it stands on.
+    pub fn signature(&self, watched: Vec<Watched>, exchange: Exchange, gpu: Option<u32>) -> Signature {
         let inputs = self.plan.inputs.iter().map(|id| Expected::seen(&self.plan, *id));
         let outputs = self.plan.outputs.iter().map(|id| Expected::of(&self.plan.values[*id]));
-        (inputs.collect(), outputs.collect())
+        Signature {
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            watched,
+            exchange,
+            gpu,
+        }
     }
 
     /// Where constants are, if they are what the plan was made for.
@@ -201,38 +207,36 @@ impl NativePlan {
         without: Vec<String>,
         like: Option<PyRef<'_, BoundPlan>>,
     ) -> PyResult<BoundPlan> {
-        let exchange = Exchange::get(py)?;
-        let memories = self.constant_memories(constants, exchange, None)?;
-        let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
-        let like = like.as_ref().map(|p| &p.runnable);
-        let runnable = logged(py, || {
-            let database = crate::tuning::database();
-            let setting = Setting {
-                threads,
-                database: &database,
-                limit: TUNING,
-                most,
-                without: &without,
-                like,
-            };
-            // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
-            let runnable = unsafe { Cpu.bind(self.plan.clone(), &memories, calls, setting) }.map_err(failed)?;
-            database.save();
-            Ok(runnable)
-        })?;
-        let mut kept = vec![];
-        for at in runnable.kept() {
-            kept.push(constants.get_item(at)?.unbind());
-        }
-        let (inputs, outputs) = self.expected();
-        Ok(BoundPlan {
-            inputs,
-            outputs,
-            watched,
-            exchange,
-            runnable,
-            spares: Spares::new(self.plan.outputs.len()),
-            _kept: kept,
+        caught(|| {
+            let exchange = Exchange::get(py)?;
+            let memories = self.constant_memories(constants, exchange, None)?;
+            let (calls, watched) = calls_and_watched(calls, watched, exchange, &libtorch)?;
+            let like = like.as_ref().map(|p| &p.runnable);
+            let runnable = logged(py, || {
+                let database = crate::tuning::database();
+                let setting = Setting {
+                    threads,
+                    database: &database,
+                    limit: TUNING,
+                    most,
+                    without: &without,
+                    like,
+                };
+                // SAFETY: the tensors were checked; the list keeps them alive, and `kept` those that are read later.
+                let runnable = unsafe { Cpu.bind(self.plan.clone(), &memories, calls, setting) }.map_err(failed)?;
+                database.save();
+                Ok(runnable)
+            })?;
+            let mut kept = vec![];
+            for at in runnable.kept() {
+                kept.push(constants.get_item(at)?.unbind());
+            }
+            Ok(BoundPlan {
+                signature: self.signature(watched, exchange, None),
+                runnable,
+                spares: Spares::new(self.plan.outputs.len()),
+                _kept: kept,
+            })
         })
     }
 }
@@ -282,65 +286,75 @@ pub fn dispatched(text: &str, libtorch: &Path) -> PyResult<Box<dyn Call>> {
     Ok(Box::new(call))
 }
 
-/// Where inputs are, if all are dense tensors of these dtypes and shapes; what has no plain memory is no error here:
-/// torch knows what to do with it.
-pub fn given(
-    inputs: &Bound<'_, PyTuple>,
-    expected: &[Expected],
-    exchange: Exchange,
+/// What calls of a plan are checked against.
+pub struct Signature {
+    inputs: Vec<Expected>,
+    pub outputs: Vec<Expected>,
+    /// The tensors that it stands on.
+    watched: Vec<Watched>,
+    pub exchange: Exchange,
+    /// The GPU on which inputs are, if they are on one.
     gpu: Option<u32>,
-) -> PyResult<Option<Vec<Memory>>> {
-    let mut given = Vec::with_capacity(expected.len());
-    for (object, expected) in inputs.iter_borrowed().zip(expected) {
-        let Ok(tensor) = exchange.borrow(&object) else {
+}
+
+impl Signature {
+    /// Whether the watched tensors are as they were.
+    pub fn current(&self, py: Python<'_>) -> PyResult<bool> {
+        all_hold(&self.watched, py)
+    }
+
+    /// Where inputs are, if they are what the plan was made for and no watched tensor changed; what has no plain memory is
+    /// no error here: torch knows what to do with it.
+    pub fn given(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<Vec<Memory>>> {
+        if inputs.len() != self.inputs.len() || !self.current(inputs.py())? {
+            return Ok(None);
+        }
+        let mut given = Vec::with_capacity(self.inputs.len());
+        for (object, expected) in inputs.iter_borrowed().zip(&self.inputs) {
+            let Some(memory) = self.memory(&object, expected)? else {
+                return Ok(None);
+            };
+            given.push(memory);
+        }
+        Ok(Some(given))
+    }
+
+    /// Where an input is, if it is a tensor of this dtype that lies so.
+    fn memory(&self, object: &Bound<'_, PyAny>, expected: &Expected) -> PyResult<Option<Memory>> {
+        let Ok(tensor) = self.exchange.borrow(object) else {
             return Ok(None);
         };
         let lies = match &expected.strides {
-            None => tensor.is(expected.dtype, &expected.shape, gpu),
-            Some(strides) => tensor.lies(expected.dtype, &expected.shape, strides, gpu),
+            None => tensor.is(expected.dtype, &expected.shape, self.gpu),
+            Some(strides) => tensor.lies(expected.dtype, &expected.shape, strides, self.gpu),
         };
-        if !lies || is_lazy(&object, expected.dtype)? {
-            return Ok(None);
-        }
-        given.push(Memory(tensor.data()));
+        Ok((lies && !is_lazy(object, expected.dtype)?).then(|| Memory(tensor.data())))
     }
-    Ok(Some(given))
-}
 
-/// What is wrong with inputs for which there are no addresses.
-pub fn unfit(
-    inputs: &Bound<'_, PyTuple>,
-    expected: &[Expected],
-    exchange: Exchange,
-    gpu: Option<u32>,
-) -> PyResult<Option<String>> {
-    if inputs.len() != expected.len() {
-        return Ok(Some(format!(
-            "it takes {} inputs, not {}",
-            expected.len(),
-            inputs.len()
-        )));
-    }
-    for (at, (object, one)) in inputs.iter().zip(expected).enumerate() {
-        let alone = PyTuple::new(inputs.py(), [object])?;
-        if given(&alone, std::slice::from_ref(one), exchange, gpu)?.is_none() {
-            return Ok(Some(format!(
-                "input {at} is not {} as the plan was made for",
-                one.text()
-            )));
+    /// What is wrong with inputs on which a call returns none, if it is something that is checked here.
+    pub fn refusal(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<String>> {
+        if !self.current(inputs.py())? {
+            return Ok(Some("a weight changed".into()));
         }
+        let expected = self.inputs.len();
+        if inputs.len() != expected {
+            return Ok(Some(format!("it takes {expected} inputs, not {}", inputs.len())));
+        }
+        for (at, (object, one)) in inputs.iter().zip(&self.inputs).enumerate() {
+            if self.memory(&object, one)?.is_none() {
+                let text = one.text();
+                return Ok(Some(format!("input {at} is not {text} as the plan was made for")));
+            }
+        }
+        Ok(None)
     }
-    Ok(None)
 }
 
 /// A plan with its constants.
 #[pyclass(frozen, module = "hypatia._native")]
 pub struct BoundPlan {
     runnable: Runnable,
-    inputs: Vec<Expected>,
-    outputs: Vec<Expected>,
-    watched: Vec<Watched>,
-    exchange: Exchange,
+    signature: Signature,
     spares: Arc<Spares>,
     /// Constants that steps read where they are.
     _kept: Vec<Py<PyAny>>,
@@ -350,7 +364,7 @@ pub struct BoundPlan {
 impl BoundPlan {
     /// Whether the watched tensors are as they were.
     fn current(&self, py: Python<'_>) -> PyResult<bool> {
-        all_hold(&self.watched, py)
+        caught(|| self.signature.current(py))
     }
 
     /// Runs the plan on dense tensors of the shapes it was made for; none if an input is another one, or if a
@@ -367,12 +381,9 @@ impl BoundPlan {
 
     /// Why a call returns none on these inputs.
     #[pyo3(signature = (*inputs))]
-    fn refusal(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
-        if !self.current(py)? {
-            return Ok("a weight changed".into());
-        }
-        let unfit = unfit(inputs, &self.inputs, self.exchange, None)?;
-        Ok(unfit.unwrap_or_else(|| "it is not known why".into()))
+    fn refusal(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {
+        let refusal = caught(|| self.signature.refusal(inputs))?;
+        Ok(refusal.unwrap_or_else(|| "it is not known why".into()))
     }
 
     /// How each linear layer is computed, in the order of the steps.
@@ -393,21 +404,17 @@ impl BoundPlan {
         threads: usize,
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        if inputs.len() != self.inputs.len() || !self.current(py)? {
-            return Ok(None);
-        }
-        let Some(given) = given(inputs, &self.inputs, self.exchange, None)? else {
+        let Some(given) = self.signature.given(inputs)? else {
             return Ok(None);
         };
-        let mut fresh = Vec::with_capacity(self.outputs.len());
-        for expected in &self.outputs {
+        let (outputs, exchange) = (&self.signature.outputs, self.signature.exchange);
+        let mut fresh = Vec::with_capacity(outputs.len());
+        for expected in outputs {
             let bytes = expected.bytes;
-            let again = self
-                .exchange
-                .reuse(expected.dtype, &expected.shape, bytes, &self.spares);
+            let again = exchange.reuse(expected.dtype, &expected.shape, bytes, &self.spares);
             fresh.push(match again {
                 Some(tensor) => tensor,
-                None => expected.allocate(self.exchange, None)?,
+                None => expected.allocate(exchange, None)?,
             });
         }
         let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();

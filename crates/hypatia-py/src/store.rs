@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::guarded;
 use crate::logging::logged;
 
 /// Kind, key, bytes, time of the last use and file of an entry.
@@ -19,8 +20,8 @@ pub struct Store(store::Store);
 #[pymethods]
 impl Store {
     #[new]
-    fn new(folder: PathBuf, limit: u64) -> Store {
-        Store(store::Store::new(folder, limit))
+    fn new(py: Python<'_>, folder: PathBuf, limit: u64) -> PyResult<Store> {
+        guarded(py, || Ok(Store(store::Store::new(folder, limit))))
     }
 
     /// What was put under a key.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hypatia_runtime::tuning::Database;
 use pyo3::prelude::*;
 
+use crate::guarded;
 use crate::logging::logged;
 
 static DATABASE: Mutex<Option<Arc<Database>>> = Mutex::new(None);
@@ -29,6 +30,6 @@ pub fn tuning_folder(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<()> {
 
 /// How many measurements there are.
 #[pyfunction]
-pub fn tuning_entries() -> usize {
-    database().len()
+pub fn tuning_entries(py: Python<'_>) -> PyResult<usize> {
+    guarded(py, || Ok(database().len()))
 }

@@ -28,13 +28,15 @@ impl Watch {
         absent: Vec<(Py<PyDict>, Object)>,
         whole: Vec<(Py<PyDict>, Vec<Entry>)>,
         items: Vec<(Object, Vec<Object>)>,
-    ) -> Watch {
-        Watch {
-            entries,
-            absent,
-            whole,
-            items,
-        }
+    ) -> PyResult<Watch> {
+        caught(|| {
+            Ok(Watch {
+                entries,
+                absent,
+                whole,
+                items,
+            })
+        })
     }
 
     /// Whether everything is the object that it was, or an equal number or text, and nothing is gone or new.

@@ -8,6 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 
+use crate::caught;
 use crate::tensor::Exchange;
 
 /// Version counter, address, and a sum over some elements.
@@ -22,14 +23,14 @@ pub struct Watched {
 impl Watched {
     pub fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
         Ok(Watched {
-            state: weight_state(tensor)?,
+            state: state(tensor)?,
             tensor: PyWeakrefReference::new(tensor)?.unbind(),
         })
     }
 
     pub fn holds(&self, py: Python<'_>) -> PyResult<bool> {
         match self.tensor.bind(py).upgrade() {
-            Some(tensor) => Ok(weight_state(&tensor)? == self.state),
+            Some(tensor) => Ok(state(&tensor)? == self.state),
             None => Ok(false),
         }
     }
@@ -48,6 +49,10 @@ pub fn all_hold(watched: &[Watched], py: Python<'_>) -> PyResult<bool> {
 /// The state of a weight: its version counter, where it lies, and a sum over some of its elements.
 #[pyfunction]
 pub fn weight_state(tensor: &Bound<'_, PyAny>) -> PyResult<State> {
+    caught(|| state(tensor))
+}
+
+fn state(tensor: &Bound<'_, PyAny>) -> PyResult<State> {
     let py = tensor.py();
     let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
     let borrowed = Exchange::get(py)?.borrow(tensor)?;

@@ -17,10 +17,10 @@ impl Outputs {
         let output = |(at, expected): (usize, &Expected)| {
             let given = writes(at) && !plan.runnable.makes(at);
             given
-                .then(|| expected.allocate(plan.exchange, Some(plan.gpu)))
+                .then(|| expected.allocate(plan.signature.exchange, Some(plan.gpu)))
                 .transpose()
         };
-        let all = plan.outputs.iter().enumerate();
+        let all = plan.signature.outputs.iter().enumerate();
         Ok(Outputs(all.map(output).collect::<PyResult<_>>()?))
     }
 
@@ -33,9 +33,9 @@ impl Outputs {
     /// Takes what torch made in a run of the plan.
     pub fn take(&mut self, plan: &BoundCudaPlan, handed: Handed) {
         for (at, taken) in handed {
-            let expected = &plan.outputs[at];
+            let (expected, exchange) = (&plan.signature.outputs[at], plan.signature.exchange);
             // SAFETY: the plan made this output, densely.
-            let fresh = unsafe { (plan.exchange).adopt(expected.dtype, &expected.shape, taken, Some(plan.gpu)) };
+            let fresh = unsafe { exchange.adopt(expected.dtype, &expected.shape, taken, Some(plan.gpu)) };
             self.0[at] = Some(fresh);
         }
     }

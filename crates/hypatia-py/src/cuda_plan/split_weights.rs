@@ -61,14 +61,14 @@ impl SplitWeights {
             return Ok((address, true));
         }
         if most.is_some_and(|most| self.bytes + bytes > most) {
-            return Err(Error::Unsupported("no more copies of weights are allowed".into()));
+            return Err(Error::Memory("no more copies of weights are allowed".into()));
         }
         let made = exchange.allocate(DType::U8, &[bytes as i64], Some(gpu));
         let made = made.and_then(|fresh| {
             let address = fresh.data() as u64;
             Ok((fresh.into_object(py)?.unbind(), address))
         });
-        let (object, address) = made.map_err(|e| Error::Unsupported(e.to_string()))?;
+        let (object, address) = made.map_err(|e| Error::Memory(e.to_string()))?;
         self.bytes += bytes;
         self.pieces.insert(weight, (object, address));
         Ok((address, false))
