@@ -127,22 +127,14 @@ impl Few {
             return Ok(None);
         }
         let key = key_of(device, problem, "few rows", Some(VERSION))?;
-        let times = match setting.database.get(&key) {
-            Some(entry) => entry.times,
-            None => {
-                // SAFETY: promised by the caller.
-                let times = unsafe { measured(device, problem, setting)? };
-                let chosen = best(&times).map(|(shape, _)| shape.name()).unwrap_or_default();
-                let entry = Entry {
-                    chosen,
-                    times: times.clone(),
-                    data: vec![],
-                };
-                setting.database.put(key, entry);
-                times
-            }
-        };
-        let Some((shape, microseconds)) = best(&times) else {
+        let known = setting.database.known_or(key, || {
+            // SAFETY: promised by the caller.
+            let times = unsafe { measured(device, problem, setting)? };
+            let chosen = best(&times).map(|(shape, _)| shape.name()).unwrap_or_default();
+            let data = vec![];
+            Ok::<_, Error>(Entry { chosen, times, data })
+        })?;
+        let Some((shape, microseconds)) = best(&known.times) else {
             return Ok(None);
         };
         Few::of(device, problem, shape).map(|few| Some(Few { microseconds, ..few }))
@@ -169,7 +161,7 @@ impl Few {
         let (bias, residual) = (p.epilogue.adds_bias(), p.residual.is_some());
         let lacks = [o.left, o.right, o.out].contains(&0) || bias && o.bias == 0 || residual && o.residual == 0;
         if lacks || ![o.left, o.right].iter().all(|a| a.is_multiple_of(16)) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::malformed(format!(
                 "{p}: {o:x?} lacks something or is not aligned"
             )));
         }

@@ -82,6 +82,16 @@ impl Database {
         self.entries().all.get(key).map(|(entry, _)| entry.clone())
     }
 
+    /// What is known for a key, or else is measured now and known from then on.
+    pub fn known_or<E>(&self, key: Key, measure: impl FnOnce() -> Result<Entry, E>) -> Result<Entry, E> {
+        if let Some(entry) = self.get(&key) {
+            return Ok(entry);
+        }
+        let entry = measure()?;
+        self.put(key, entry.clone());
+        Ok(entry)
+    }
+
     /// Adds or replaces an entry, in memory.
     pub fn put(&self, key: Key, entry: Entry) {
         tracing::debug!(op = key.op, shape = ?key.shape, dtype = key.dtype, chosen = entry.chosen, times = ?entry.times, "tuned");

@@ -8,11 +8,11 @@ use super::pieces::{self, Pieces};
 use super::tiles::{self, Shape, TOPS, Tiles};
 use super::trials::{self, Trials, counts};
 use super::{Linear, Product, Way};
-use crate::Result;
 use crate::driver::Device;
 use crate::gemm::{Gemm, Problem};
 use crate::nvrtc;
 use crate::setting::{Setting, key_of, tuned};
+use crate::{Error, Result};
 
 /// Of the kernels here; measurements of others do not count.
 const VERSION: u32 = 1;
@@ -35,23 +35,15 @@ pub unsafe fn choose(
         return Ok(unsafe { tuned(device, problem, setting)?.0 }.into());
     };
     let key = key_of(device, &problem, "linear fp32", Some(VERSION))?;
-    let times = match setting.database.get(&key) {
-        Some(entry) => entry.times,
-        None => {
-            // SAFETY: promised by the caller.
-            let times = unsafe { measured(device, &problem, linear, setting) }.unwrap_or_else(|e| {
-                tracing::debug!("{problem}: only the library's product is used: {e}");
-                BTreeMap::new()
-            });
-            let chosen = ranked(&times).first().map(|w| w.to_string()).unwrap_or_default();
-            if !chosen.is_empty() {
-                let (times, data) = (times.clone(), vec![]);
-                setting.database.put(key, Entry { chosen, times, data });
-            }
-            times
-        }
-    };
-    for name in ranked(&times) {
+    let known = setting.database.known_or(key, || {
+        // SAFETY: promised by the caller.
+        let times = unsafe { measured(device, &problem, linear, setting)? };
+        let chosen = ranked(&times).first().map(|w| w.to_string()).unwrap_or_default();
+        let data = vec![];
+        Ok::<_, Error>(Entry { chosen, times, data })
+    });
+    let known = known.inspect_err(|e| tracing::debug!("{problem}: only the library's product is used: {e}"));
+    for name in known.iter().flat_map(|entry| ranked(&entry.times)) {
         // SAFETY: promised by the caller.
         match unsafe { built(name, device, &problem, linear, weight, setting) } {
             Ok(Some(product)) => return Ok(product),

@@ -104,12 +104,6 @@ impl Epilogue {
         self.row().1
     }
 
-    /// True if the result is as close to float64 as separate kernels make it. cuBLASLt's tanh is an approximation, which
-    /// f32 shows: about ten times eager's error.
-    pub fn is_exact(self, dtype: DType) -> bool {
-        dtype != DType::F32 || !self.name().contains("gelu")
-    }
-
     /// True if a bias is read.
     pub fn adds_bias(self) -> bool {
         self.number() & 4 != 0

@@ -24,7 +24,7 @@ pub(super) use finish::{Block as StoreBlock, Sink};
 pub(super) use grid::{Grid, share};
 pub use kind::{ErrorClass, KINDS, Kind};
 pub(super) use packed::Layer;
-pub use packed::{LinearElement, LinearError, Packed, RawCall};
+pub use packed::{LinearElement, LinearError, Packed};
 
 /// Values in memory that are rounded from the fp32 in which sums are made.
 pub trait Element: super::aligned::Plain {

@@ -93,25 +93,6 @@ macro_rules! linear_element {
 linear_element!(f32, F32, DType::F32);
 linear_element!(bf16, Bf16, DType::BF16);
 
-/// Dense operands of a layer as memory, in the layer's element type.
-#[derive(Debug, Clone, Copy)]
-pub struct RawCall {
-    /// Rows of the operand.
-    pub x: *const u8,
-    /// Rows of the result.
-    pub y: *mut u8,
-    /// Their number.
-    pub m: usize,
-    /// One value for each column, or null.
-    pub bias: *const u8,
-    /// As many rows as the result, or null.
-    pub residual: *const u8,
-    /// See [`Epilogue::activation`].
-    pub activation: super::Activation,
-    /// See [`Epilogue::round_before_activation`].
-    pub round_before_activation: bool,
-}
-
 impl Packed {
     /// Packs `n` rows of `k` weights.
     pub fn pack<T: LinearElement>(
@@ -203,51 +184,6 @@ impl Packed {
             unsafe { layer.run(threads, m, x, Sink::new(y, epilogue)) };
         }
         Ok(())
-    }
-
-    /// As [`Packed::run`], over dense memory of the element type that the layer has.
-    ///
-    /// # Safety
-    /// Each memory holds the rows and columns that `m` and the layer's sizes say; that of `y` overlaps no other.
-    pub unsafe fn run_raw(&self, threads: usize, call: &RawCall) -> Result<(), LinearError> {
-        // SAFETY: handed on.
-        unsafe {
-            match self.layer {
-                AnyLayer::F32(_) => self.run_raw_as::<f32>(threads, call),
-                AnyLayer::Bf16(_) => self.run_raw_as::<bf16>(threads, call),
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for [`Packed::run_raw`].
-    unsafe fn run_raw_as<T: LinearElement>(&self, threads: usize, call: &RawCall) -> Result<(), LinearError> {
-        let (m, n, k) = (call.m, self.n, self.k);
-        if m == 0 || n == 0 {
-            return Ok(());
-        }
-        // SAFETY: by the caller.
-        unsafe {
-            let slice = |start: *const u8, len: usize| match len {
-                0 => &[][..],
-                _ => std::slice::from_raw_parts(start.cast::<T>(), len),
-            };
-            let given = |start: *const u8, len: usize| (!start.is_null()).then(|| slice(start, len));
-            let epilogue = Epilogue {
-                bias: given(call.bias, n),
-                activation: call.activation,
-                residual: given(call.residual, m * n).map(|rows| Rows::dense(rows, n)),
-                round_before_activation: call.round_before_activation,
-            };
-            let y = std::slice::from_raw_parts_mut(call.y.cast::<T>(), m * n);
-            self.run(
-                threads,
-                Rows::dense(slice(call.x, m * k), k),
-                m,
-                RowsMut::dense(y, n),
-                &epilogue,
-            )
-        }
     }
 }
 

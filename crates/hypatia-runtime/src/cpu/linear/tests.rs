@@ -161,28 +161,6 @@ fn wrong_operands_are_refused() {
 }
 
 #[test]
-fn memory_is_run_as_rows_are() {
-    let case = Case::<f32>::new(5, 7, 9, 0);
-    let kind = Kind::named("f32", hypatia_core::ty::DType::F32).unwrap();
-    let packed = Packed::pack(kind, case.w(), 7, 9).unwrap();
-    let e = case.epilogue(Activation::Silu, true);
-    let rows = case.run(|y| packed.run(1, case.x(), 5, y, &e).unwrap());
-    let mut memory = vec![0f32; 35];
-    let call = RawCall {
-        x: case.x.as_ptr().cast(),
-        y: memory.as_mut_ptr().cast(),
-        m: 5,
-        bias: case.bias.as_ptr().cast(),
-        residual: case.residual.as_ptr().cast(),
-        activation: Activation::Silu,
-        round_before_activation: false,
-    };
-    // SAFETY: the case is dense.
-    unsafe { packed.run_raw(1, &call).unwrap() };
-    assert_eq!(rows, memory);
-}
-
-#[test]
 fn operands_are_measured_without_overflow() {
     let mut data = [0f32; 10];
     let rows = |stride| Rows {
