@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import hypatia
-from hypatia import _native, faults, store
+from hypatia import _native, faults, store, timeline
 from hypatia.devices import cuda_libraries
 from hypatia.tools import bench, doctor, measure, peers
 from hypatia.tools.cli import cli
@@ -338,6 +339,29 @@ def test_a_terminal_sees_progress_in_its_width_and_colours() -> None:
     bare = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, bare.splitlines())) <= 72
     assert "fused" in bare
+
+
+@pytest.mark.skipif(not hasattr(termios, "tcsetwinsize"), reason="Python 3.10 cannot set a terminal's size")
+def test_a_terminal_sees_what_verify_does() -> None:
+    out, err = on_a_terminal("verify", "models.py:build", columns=72)
+    assert "verify models.py:build" in err
+    assert timeline.CAPTURE in err
+    assert "verification passed" in re.sub(r"\x1b\[[0-9;]*m", "", out)
+
+
+def test_verify_tells_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+        told.append(f"{title} {quiet}")
+        yield told.append
+
+    monkeypatch.setattr(importlib.import_module("hypatia.tools.cli.verify"), "progress", progress)
+    good("verify", "models.py:build")
+    wanted = ["verify models.py:build False", "importing torch and the model"]
+    wanted += [timeline.EAGER, timeline.CAPTURE, timeline.SEARCH, timeline.WIDE]
+    assert [t for t in dict.fromkeys(told) if t in wanted] == wanted
 
 
 @pytest.mark.skipif(not hasattr(termios, "tcsetwinsize"), reason="Python 3.10 cannot set a terminal's size")
