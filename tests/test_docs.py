@@ -95,6 +95,24 @@ def test_pages_that_people_look_for_are_there() -> None:
         assert (ROOT / "python" / package / "py.typed").exists(), "its types are not seen by users"
 
 
+def test_a_package_says_what_it_is() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+    assert project["description"]
+    assert project["keywords"]
+    assert all(author["name"] for author in project["authors"])
+    assert project["authors"]
+    assert project["license"] == cargo["license"]
+    for name in (project["readme"], *project["license-files"]):
+        assert (ROOT / name).read_text().strip()
+    assert (ROOT / "LICENSE").read_text().startswith(f"{project['license']} License")
+    classifiers = project["classifiers"]
+    assert {c.split(" :: ")[0] for c in classifiers} == {"Programming Language", "Topic"}
+    assert "Programming Language :: Python :: 3 :: Only" in classifiers
+    assert len({*classifiers}) == len(classifiers)
+
+
 def test_links_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
