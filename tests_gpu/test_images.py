@@ -175,3 +175,35 @@ def check_patches() -> str:
                     _assert_right(compiled(given), model, given)
                 count += 1
     return f"{count} calls"
+
+
+def check_convolutions_of_one_channel_or_place() -> str:
+    """Where one layout looks like the other, cuDNN was wrong when it was told where to write."""
+    torch.manual_seed(0)
+    count = 0
+    for dtype, (channels, out, window, padding, image) in itertools.product(
+        (torch.float32, torch.bfloat16),
+        (
+            (1, 12, (3, 3), (1, 1), (5, 7)),
+            (1, 12, (2, 2), (2, 2), (1, 1)),
+            (1, 1, (3, 3), (1, 1), (28, 28)),
+            (1, 6, (1, 1), (1, 1), (4, 4)),
+            (4, 1, (1, 1), (1, 0), (8, 6)),
+            (4, 1, (3, 3), (1, 1), (8, 6)),
+            (6, 8, (1, 1), (2, 1), (3, 5)),
+            (12, 12, (3, 3), (1, 1), (1, 1)),
+            (12, 12, (3, 3), (2, 2), (1, 1)),
+            (12, 5, (1, 1), (1, 1), (1, 1)),
+            (6, 4, (3, 1), (1, 1), (5, 1)),
+        ),
+    ):
+        first = nn.Conv2d(channels, out, window, padding=padding)
+        model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(out, 3, 3, padding=1)).cuda().to(dtype).eval()
+        x = torch.randn(2, channels, *image, device="cuda", dtype=dtype)
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+            for given in (x, x.contiguous(memory_format=torch.channels_last)):
+                compiled = _compiled(model, given, verify="off")
+                for scale in (1.0, 3.0):
+                    _assert_right(compiled(scale * given), model, scale * given)
+                    count += 1
+    return f"{count} calls"
