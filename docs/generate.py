@@ -1,4 +1,4 @@
-"""Writes the tables of ops and rules and the picture from the compiler itself; `--check` only compares."""
+"""Writes the tables of ops and rules, the picture and what examples print; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import examples
 from api_reference import api
 from picture import picture
 
@@ -60,11 +61,14 @@ def rules() -> str:
 
 def main() -> None:
     stale = []
+    readme, verification = ((HERE / name).read_text() for name in ("../README.md", "verification.md"))
     written = (
         ("ops.md", ops()),
         ("rules.md", rules()),
         ("images/architecture.svg", picture()),
         ("api.md", api()),
+        ("../README.md", examples.renewed(readme, examples.DEMO, examples.demo())),
+        ("verification.md", examples.renewed(verification, examples.WARNING, examples.warning())),
     )
     for name, text in written:
         path = HERE / name
