@@ -1,9 +1,9 @@
-"""Strides that torch foretells wrongly are put right, before anything relies on them.
+"""Strides that meta kernels of torch get wrong are put right, before anything relies on them.
 
 On a CPU a batch norm and its gradient return a contiguous tensor, or one with channels last where their input
 has that; the fake tensors of torch keep whatever strides the input has. ``roll`` of an image with channels
 last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. In a graph that torch
-captured, what is computed from there on is foretold anew, and a view that is there because of the wrong
+captured, what is computed from there on gets fake tensors anew, and a view that is there because of the wrong
 strides is a reshape instead.
 """
 
@@ -66,29 +66,29 @@ def put_right(gm: fx.GraphModule) -> None:
         node.meta["val" if "val" in node.meta else "example_value"] = value
 
 
-def as_it_lies(op: object, args: tuple[Any, ...], foretold: Any) -> Any:
-    """What a call returns, with the strides of a run: the same object if torch foretells these.
+def as_it_lies(op: object, args: tuple[Any, ...], predicted: Any) -> Any:
+    """What a call returns, with the strides of a run: the same object if the meta kernel is right.
 
     Raises:
         UnsupportedError: they cannot be told, since sizes are open.
     """
     if op in _BATCH_NORMS:
-        several = isinstance(foretold, (tuple, list))
-        first, *others = foretold if several else (foretold,)
+        several = isinstance(predicted, (tuple, list))
+        first, *others = predicted if several else (predicted,)
         if not _may_be_wrong(first, first) or _has_channels_last(first):
-            return foretold
+            return predicted
         first = torch.empty_like(first, memory_format=torch.contiguous_format)
         return (first, *others) if several else first
-    if op is _aten.roll.default and args[0].dim() in _LAST and _may_be_wrong(foretold, args[0]):
+    if op is _aten.roll.default and args[0].dim() in _LAST and _may_be_wrong(predicted, args[0]):
         return _rolled(*args)
-    return foretold
+    return predicted
 
 
-def _may_be_wrong(foretold: object, lies: object) -> bool:
+def _may_be_wrong(predicted: object, lies: object) -> bool:
     """Whether an op on a CPU may return what lies otherwise: by the tensor that decides about it."""
-    if not isinstance(foretold, torch.Tensor) or not isinstance(lies, torch.Tensor):
+    if not isinstance(predicted, torch.Tensor) or not isinstance(lies, torch.Tensor):
         return False
-    if foretold.device.type != "cpu" or lies.is_contiguous():
+    if predicted.device.type != "cpu" or lies.is_contiguous():
         return False
     if any(type(n) is not int for n in lies.shape):
         raise UnsupportedError("the strides of a batch norm or of roll are not known: sizes are open")

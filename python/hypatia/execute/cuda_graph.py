@@ -1,6 +1,6 @@
 """CUDA graphs: what records calls of torch's ops, where their memory is, and how results get out of it.
 
-Nothing else records any, but for plans of own kernels alone: those the runtime records, on the caller's
+Nothing else records any, but for plans without calls into torch: those the runtime records, on the caller's
 addresses. Torch's ops allocate while they run, and get memory that belongs to the graph.
 """
 

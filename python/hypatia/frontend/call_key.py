@@ -188,7 +188,7 @@ def kind_of(leaf: object) -> Any:
     return (float, repr(leaf)) if isinstance(leaf, float) else (int, leaf)
 
 
-def trained_kind(leaf: object) -> object:
+def kind_in_training(leaf: object) -> object:
     """What the compilation of a training step depends on."""
     return (*kind_of(leaf), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
 

@@ -125,7 +125,7 @@ class CompiledCall:
             except Exception:
                 if pipeline.raise_errors:
                     raise
-                # What was foretold of the model's tensors is not so.
+                # Shapes or strides of the model's tensors are not those of its fake tensors.
                 log.warning("the model runs as it is: what was compiled of it fails", exc_info=True)
                 self._give_up(found.report, "what was compiled fails")
 

@@ -34,7 +34,7 @@ def verify(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Compare a compiled model with eager, float64 being the yardstick; exit code 1 if it is worse.
+    """Compare a compiled model with eager by their errors to float64; exit code 1 if it is worse.
 
     MODULE:FACTORY is as for `hypatia explain`.
 
