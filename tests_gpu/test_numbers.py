@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-import pytest
 import torch
 from forms import winning
 from torch import nn
@@ -28,17 +28,19 @@ class Model(nn.Module):
         return self.f(x)
 
 
-def _assert_same(f: Callable[[torch.Tensor], torch.Tensor], ordinary: torch.Tensor, x: torch.Tensor) -> None:
-    """A later call has eager's bits, but for what kind of NaN is where."""
+def _assert_same(
+    what: str, f: Callable[[torch.Tensor], torch.Tensor], ordinary: torch.Tensor, x: torch.Tensor
+) -> None:
+    """A later call has eager's bits, but for what kind of NaN is where; an error says of what it is."""
     with torch.no_grad(), winning("plan"):
         compiled = hypatia.compile(Model(f), ordinary.cuda())
         result, eager = compiled(x.cuda()), f(x.cuda())
-    assert result.dtype == eager.dtype
+    assert result.dtype == eager.dtype, what
     if not eager.dtype.is_floating_point:
-        assert torch.equal(result, eager)
+        assert torch.equal(result, eager), (what, x.cuda()[result != eager])
         return
     alike = (result == eager) & (result.signbit() == eager.signbit()) | result.isnan() & eager.isnan()
-    assert bool(alike.all()), (x.cuda()[~alike], result[~alike], eager[~alike])
+    assert bool(alike.all()), (what, x.cuda()[~alike], result[~alike], eager[~alike])
 
 
 WITH_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -53,30 +55,35 @@ WITH_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_numbers_beside_16_bit_tensors_are_rounded_as_eager_rounds_them(
-    dtype: torch.dtype, name: str
-) -> None:
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    _assert_same(WITH_NUMBERS[name], torch.randn(len(x)).to(dtype), x)
+def check_numbers_beside_16_bit_tensors() -> str:
+    """They are rounded as eager rounds them."""
+    for dtype, (name, f) in itertools.product(HALVES, WITH_NUMBERS.items()):
+        x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+        _assert_same(f"{name} in {dtype}", f, torch.randn(len(x)).to(dtype), x)
+    return f"{len(HALVES) * len(WITH_NUMBERS)} programs, all numbers of their types"
 
 
-def test_integers_beyond_f64_are_exact() -> None:
+def check_integers_beyond_f64() -> None:
+    """They are exact."""
     x = torch.tensor([2**53, 2**53 + 1, 2**53 + 2, -(2**63), 2**63 - 1] * 8)
-    _assert_same(lambda x: x * 1 == 2**53 + 1, torch.arange(len(x)), x)
+    _assert_same("an equality", lambda x: x * 1 == 2**53 + 1, torch.arange(len(x)), x)
 
 
-@pytest.mark.parametrize("to", WHOLE, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_floats_out_of_range_become_eagers_integers(dtype: torch.dtype, to: torch.dtype) -> None:
+def check_floats_out_of_range() -> str:
+    """They become eager's integers."""
     edges = [2.0**k + d for k in (7, 8, 15, 16, 31, 32, 53, 62, 63, 64) for d in (-1.0, 0.0, 1.0, 256.0)]
-    x = torch.tensor([*edges, *(-e for e in edges), INF, -INF, NAN, 0.5, -0.5]).to(dtype)
-    _assert_same(lambda x: (x * 1.0).to(to), torch.rand(len(x)).to(dtype), x)
+    given = [*edges, *(-e for e in edges), INF, -INF, NAN, 0.5, -0.5]
+    kinds = [*itertools.product((torch.float32, torch.float64), WHOLE)]
+    for dtype, to in kinds:
+        x = torch.tensor(given).to(dtype)
+        _assert_same(f"{dtype} to {to}", lambda x, to=to: (x * 1.0).to(to), torch.rand(len(x)).to(dtype), x)
+    return f"{len(kinds)} casts"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
-def test_zeros_at_bounds_are_eagers(dtype: torch.dtype) -> None:
-    x = torch.tensor([-0.0, 0.0, -1.0, 6.0, 7.0, NAN, INF, -INF] * 8).to(dtype)
-    for f in (F.relu6, F.relu, lambda x: x.clamp(-0.0, 0.0)):
-        _assert_same(lambda x, f=f: f(x * 1.0), torch.randn(len(x)).to(dtype), x)
+def check_zeros_at_bounds() -> str:
+    """They have eager's signs."""
+    bounds = {"relu6": F.relu6, "relu": F.relu, "clamp": lambda x: x.clamp(-0.0, 0.0)}
+    for dtype, (name, f) in itertools.product((torch.float32, torch.float64, *HALVES), bounds.items()):
+        x = torch.tensor([-0.0, 0.0, -1.0, 6.0, 7.0, NAN, INF, -INF] * 8).to(dtype)
+        _assert_same(f"{name} in {dtype}", lambda x, f=f: f(x * 1.0), torch.randn(len(x)).to(dtype), x)
+    return "12 cases"
