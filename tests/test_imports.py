@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from docs.import_graph import FLOORS, ROOT, all_imports, cycle, imports_of, upward
 
@@ -33,6 +34,15 @@ def test_modules_are_small() -> None:
             if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
                 large.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert not large
+
+
+MOST_ANY = 211
+"""How often the package says `Any`. Fewer is better: a value that is only passed on is an `object`."""
+
+
+def test_few_types_are_any() -> None:
+    texts = [p.read_text() for kind in ("*.py", "*.pyi") for p in ROOT.parent.rglob(kind)]
+    assert sum(len(re.findall(r"\bAny\b", text)) for text in texts) <= MOST_ANY
 
 
 def test_a_planted_import_is_found() -> None:

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.callback import CallbackArgs as CallbackArgs
     from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+    from torch._functorch._aot_autograd.schemas import OutputAliasInfo as OutputAliasInfo
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta as ViewAndMutationMeta
     from torch._guards import TracingContext as TracingContext
     from torch._guards import detect_fake_mode as detect_fake_mode
     from torch._ops import OpOverload as OpOverload

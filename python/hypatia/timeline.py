@@ -10,7 +10,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+
+from . import _torch
 
 CAPTURE = "capture"
 AUTOGRAD = "AOTAutograd"
@@ -126,7 +127,7 @@ def dynamo() -> Iterator[None]:
     thread = threading.get_ident()
     begun: list[int] = []
 
-    def begin(args: Any) -> None:
+    def begin(args: _torch.CallbackArgs) -> None:
         if timeline is not None and threading.get_ident() == thread:
             deferred = args.callback_trigger.name == "LAZY_BACKWARD"
             begun.append(timeline.enter(AUTOGRAD if deferred else CAPTURE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import NamedTuple, TypeAlias, TypedDict, TypeGuard
 
 import sympy
 import torch
@@ -148,7 +148,7 @@ def _shares(node: fx.Node, memory: int) -> bool:
     return storage_of(node) == memory
 
 
-def _shaped(value: Any) -> _Shaped | None:
+def _shaped(value: object) -> _Shaped | None:
     """How a tensor lies; none if its elements lie one after the other, whatever symbols are."""
     if not is_plain(value):
         return None
@@ -172,7 +172,7 @@ def follows(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor whose elements are in memory as they are."""
     return (
         isinstance(value, torch.Tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
@@ -21,7 +20,9 @@ class Writer:
     def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
         self.graph, self.before = graph, before
 
-    def __call__(self, op: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
+    def __call__(
+        self, op: Callable[..., object], *args: fx.node.Argument, **kwargs: fx.node.Argument
+    ) -> fx.Node:
         """The call of an op."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(op, args, kwargs)

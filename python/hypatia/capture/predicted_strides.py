@@ -85,7 +85,7 @@ def as_it_lies(op: object, args: tuple[Any, ...], predicted: Any) -> Any:
 
 
 def _may_be_wrong(predicted: object, lies: object) -> bool:
-    """Whether an op on a CPU may return what lies otherwise: by the tensor that decides about it."""
+    """Whether an op on a CPU may return other strides: by the tensor that decides about it."""
     if not isinstance(predicted, torch.Tensor) or not isinstance(lies, torch.Tensor):
         return False
     if predicted.device.type != "cpu" or lies.is_contiguous():

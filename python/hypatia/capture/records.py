@@ -43,9 +43,9 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
     (output,) = gm.graph.find_nodes(op="output")
     index = {node: i for i, node in enumerate(nodes)}
     hints: dict[str, int] = {}
-    wrong = next((n for n in nodes if _is_foretold_wrongly(n)), None)
+    wrong = next((n for n in nodes if _has_wrong_meta(n)), None)
     if wrong is not None:
-        raise UnsupportedError(f"torch foretells a wrong shape of {wrong.name}")
+        raise UnsupportedError(f"torch has a wrong meta kernel for {wrong.name}")
     records = [_record(node, index, node.name in weights, hints) for node in nodes]
     if not any(r["mutates"] for r in records[: _last_pure(records)]):
         text = json.dumps(
@@ -60,17 +60,17 @@ def capture(gm: fx.GraphModule, weights: Collection[str] = (), *, autograd: bool
     raise UnsupportedError("an input is changed before the end of the graph")
 
 
-_STRIDES_FORETOLD_WRONGLY = (
+_WRONG_META_STRIDES = (
     torch.ops.aten.log_sigmoid_forward.default,
     torch.ops.aten.log_sigmoid.default,
 )
 """Ops that return contiguous tensors, and fake ones with the strides of what they read."""
 
 
-def _is_foretold_wrongly(node: fx.Node) -> bool:
+def _has_wrong_meta(node: fx.Node) -> bool:
     """Whether torch's value of a node has another shape or other strides than a run has: torch 2.11 keeps
     a dimension of a norm that has one element."""
-    if node.target in _STRIDES_FORETOLD_WRONGLY:
+    if node.target in _WRONG_META_STRIDES:
         read = value_of(_first_operand(node))
         return read is not None and not read.is_contiguous()
     if node.target is not torch.ops.aten.linalg_vector_norm.default or len(node.args) > 3:
@@ -114,7 +114,7 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
-def _leaves(args: Any) -> Iterator[fx.Node]:
+def _leaves(args: fx.node.Argument) -> Iterator[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(args, lambda n: found.append(n))
     return iter(found)
@@ -187,7 +187,7 @@ def _changed(node: fx.Node) -> list[int]:
     return [i for i, n in enumerate(node.all_input_nodes) if n in found]
 
 
-def by_name(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+def by_name(node: fx.Node) -> Iterator[tuple[Any, fx.node.Argument]]:
     """The arguments of a call of an op, as its schema has them, and what they are."""
     assert isinstance(node.target, OpOverload)
     for place, argument in enumerate(node.target._schema.arguments):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -91,8 +91,10 @@ def rows_like_eager(
     """Operands of a call whose kernel torch chose by how eager's lay: in that order of dimensions; where
     that is not known, with rows without gaps."""
 
-    def alike(position: int, node: Any) -> object:
-        have = value_of(node) if isinstance(node, fx.Node) else None
+    def alike(position: int, node: object) -> object:
+        if not isinstance(node, fx.Node):
+            return node
+        have = value_of(node)
         if not isinstance(have, torch.Tensor):
             return node
         name = target._schema.arguments[position].name

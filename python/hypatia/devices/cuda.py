@@ -80,7 +80,7 @@ class Product:
     ) -> torch.Tensor:
         """Writes the result to ``out``, on the current stream."""
         if (_transposed(left), _transposed(right)) != self._transposed:
-            raise ValueError("the factors lie otherwise than those it was made for")
+            raise ValueError("the factors have other strides than those it was made for")
         self.gemm.run(
             self._stream(),
             left.data_ptr(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -35,7 +35,7 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def agree_at_new_sizes(
     results: Sequence[object],
     expected: Sequence[Any],
-    args: Sequence[Any],
+    args: Sequence[object],
     run: Callable[[Callable[[object], object]], object],
     roundings: Sequence[float] | None = None,
 ) -> bool:
@@ -45,7 +45,7 @@ def agree_at_new_sizes(
     tensors = [(a, b) for a, b in zip(results, expected, strict=True) if isinstance(a, torch.Tensor)]
     eps = [e for a, e in zip(results, coarse, strict=True) if isinstance(a, torch.Tensor)]
 
-    def again(seed: int) -> list[Any]:
+    def again(seed: int) -> list[torch.Tensor]:
         moved = pytree.tree_leaves(run(lambda value: _moved(value, seed)))
         return [m for m, r in zip(moved, results, strict=True) if isinstance(r, torch.Tensor)]
 
@@ -68,7 +68,9 @@ def agree_at_new_sizes(
 
 
 def _turn(
-    unlike: dict[int, torch.Tensor], tensors: Sequence[Any], again: Callable[[int], list[object]]
+    unlike: dict[int, torch.Tensor],
+    tensors: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    again: Callable[[int], list[torch.Tensor]],
 ) -> bool:
     """Whether each whole number or flag that differs turns in torch's own results, too, when the inputs are
     moved by a rounding: noise decides about those. All others must be equal."""
@@ -124,11 +126,11 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor, eps: float = 0.0, least: 
     return apart / (max(scale, least, 1e-30) * unit)
 
 
-def _is_float(value: object) -> bool:
+def _is_float(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _moved(value: Any, seed: int) -> object:
+def _moved(value: object, seed: int) -> object:
     """A tensor moved by up to a rounding, always the same way for a seed."""
     if not _is_float(value):
         return value

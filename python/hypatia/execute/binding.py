@@ -97,7 +97,7 @@ class Binding:
         self.masks = {self.inputs[i]: i for i in about["masks"]}
         """Arguments that mask a gradient where a ReLU was, and the plan's inputs that they are."""
 
-    def given(self, args: Sequence[Any]) -> list[Any]:
+    def given(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """What the plan takes, of the arguments of the graph."""
         if self._parts:
             args = [*args, *(operator.attrgetter(name)(self.gm) for name in self._parts)]
@@ -155,7 +155,7 @@ class Binding:
         now = self._now
         if now.bound and sizes in now.gone:
             # Sizes come in turns, more of them than plans are kept for: each call would bind one again.
-            self.refusal = "it is called with too many sizes in turns"
+            self.refusal = "it is called with more sizes in turn than plans are kept for"
             return None
         if not are_steady((*weights, *attributes)):
             self.refusal = "changes of its weights could go unnoticed"
@@ -269,7 +269,7 @@ class Binding:
             return bound
         return Recorded(bound, self.device, inputs, self._room, changes, plan_results.results)
 
-    def why_not(self, inputs: Sequence[Any]) -> str:
+    def why_not(self, inputs: Sequence[torch.Tensor]) -> str:
         """Why the plan that was bound last does not run on these inputs."""
         bound, _ = next(reversed(self.bound.values()), (None, None))
         return "" if bound is None else bound.refusal(*inputs)

@@ -157,7 +157,7 @@ class NativeGraph:
         """
         return self._checks < CHECKED or self._bound <= self._again or self._cost < self._gain
 
-    def _only(self, inputs: Sequence[Any]) -> Any:
+    def _only(self, inputs: Sequence[Any]) -> Sequence[object] | None:
         """The results of a training step."""
         binding = self.binding
         assert binding.only is not None
@@ -237,7 +237,7 @@ class NativeGraph:
             self.binding.bound.pop(sizes, None)
         return results
 
-    def _failed(self, error: Exception, args: Sequence[object]) -> Any:
+    def _failed(self, error: Exception, args: Sequence[object]) -> Sequence[object]:
         """A step failed: torch's ops do the same and say why, or do better. The plan is for these arguments,
         or no step would have run, and so is the fallback."""
         if self.planner.changes_by(str(error)):

@@ -185,7 +185,7 @@ class CompiledCall:
         self._use(found, report, inputs, timed=timed)
 
     def _use(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...], *, timed: bool) -> None:
-        """Runs what was found from now on, or the model where that is faster or its results lie otherwise."""
+        """Runs what was found, or the model where that is faster or its results have other strides."""
         gm = self._run = found.kept
         self._choose(found, report, inputs, timed=timed)
         if not effects_of(gm):
@@ -195,7 +195,7 @@ class CompiledCall:
             self.watch = self._parts.watch
 
     def _check_layouts(self, found: Optimized, report: GraphReport, inputs: tuple[object, ...]) -> None:
-        """Keeps the model itself where results would lie otherwise: a user may write into them."""
+        """Keeps the model itself where results would have other strides: a user may write into them."""
         if self._run is self.model and self._contender is None:
             return
         changes = bool(changed_inputs(found.original))
@@ -213,8 +213,8 @@ class CompiledCall:
             log.info("the compiled model cannot be compared with the model", exc_info=True)
             alike = False
         if not alike:
-            self._give_up(report, "results would lie otherwise in memory")
-            log.info("the model runs as it is: results would lie otherwise in memory")
+            self._give_up(report, "results would have other strides")
+            log.info("the model runs as it is: results would have other strides")
 
     def _give_up(self, report: GraphReport, why: str) -> None:
         """The model itself runs from now on."""

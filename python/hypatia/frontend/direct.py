@@ -128,7 +128,9 @@ class CompiledModel(StandIn):
                     return results[0] if entry.single else entry.build_result(taken[0], results, taken[1])
         return self._by_name(args, kwargs)
 
-    def _training_call(self, training: CompiledTraining, taken: Taken, args: Any, kwargs: Any) -> object:
+    def _training_call(
+        self, training: CompiledTraining, taken: Taken, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         flat, owned = taken
         results = training(flat)
         if results is None:
@@ -207,7 +209,7 @@ class CompiledModel(StandIn):
             if entry is not None:
                 return entry
             if key in self._forgotten:
-                log.info("the model runs as it is: it is called with too many shapes in turns")
+                log.info("the model runs as it is: it is called with more shapes in turn than are kept")
                 return None
         with uncollected():
             if entry is None and self._is_restless(key):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
+from .. import _torch
 from ..compiler.report import GraphReport
 
 
@@ -18,7 +18,7 @@ class Pass:
     kind: str
     graph: fx.Graph
     """As it was captured."""
-    metadata: Any
+    metadata: _torch.ViewAndMutationMeta | None
     """What AOTAutograd knows of inputs and results."""
     latest: Callable[[], Callable[[list[object]], object]]
     """What runs it, on a list of arguments that it empties."""

@@ -61,9 +61,11 @@ class FlatModel(nn.Module):
         own["hypatia_outline"] = lambda: outlines[0]
         own["hypatia_build"] = build
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
         """The model's, of which this is none."""
-        return self.hypatia_model.named_modules(*args, **kwargs)
+        return self.hypatia_model.named_modules(memo, prefix, remove_duplicate)
 
     def as_called(self, inputs: Sequence[object]) -> object:
         """What the model returns for flat inputs."""

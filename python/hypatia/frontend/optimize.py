@@ -73,11 +73,11 @@ def _with_same_layout(
     kwargs: dict[str, object],
     dynamic_shapes: object,
 ) -> fx.GraphModule:
-    """The graph that was found, or the captured one where that is faster or results would lie otherwise."""
+    """The graph that was found, or the captured one if that is faster or results have other strides."""
     changes = bool(changed_inputs(made.original))
     if effects_of(made.original):
         return made.kept
-    why = "results would lie otherwise in memory"
+    why = "results would have other strides"
     try:
         training = torch.is_grad_enabled() and not made.frozen
         if has_same_layout(made.kept, model, args, kwargs, changes=changes, training=training):

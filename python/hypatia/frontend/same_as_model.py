@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -64,8 +63,10 @@ def computes_the_same(
     return layouts if same else None
 
 
-def _agree(ours: object, theirs: Any) -> bool:
-    return agree(ours, theirs) if isinstance(ours, torch.Tensor) else bool(ours == theirs)
+def _agree(ours: object, theirs: object) -> bool:
+    if isinstance(ours, torch.Tensor):
+        return isinstance(theirs, torch.Tensor) and agree(ours, theirs)
+    return bool(ours == theirs)
 
 
 def _may_draw(node: fx.Node) -> bool:

@@ -115,7 +115,7 @@ def masked(
 
     def back(saved: Tensors, bits: int, tangents: GivenTangents) -> Gradients:
         args = [*saved[: len(saved) - bits], *tangents]
-        instead: Any = whole(tangents)
+        instead = whole(tangents)
         if instead is not None:
             return instead(args)
         outputs = None

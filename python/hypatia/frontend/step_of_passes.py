@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
+from .. import _torch
 from ..capture.records import value_of
 from .dynamo_pass import Pass
 from .train_dynamo import Step
 
 
-def step_of(primals: Sequence[Any], steady: Sequence[int], passes: Sequence[Pass]) -> Step | None:
+def step_of(primals: Sequence[torch.Tensor], steady: Sequence[int], passes: Sequence[Pass]) -> Step | None:
     """The step that these passes make, if nothing has to be done around them.
 
     ``primals`` are what the forward graph takes; those at the places ``steady`` are parameters and buffers.
@@ -61,7 +61,7 @@ def step_of(primals: Sequence[Any], steady: Sequence[int], passes: Sequence[Pass
     return Step(parameters, forward, backward, results, changed, steady)
 
 
-def _is_plain(about: Any) -> bool:
+def _is_plain(about: _torch.ViewAndMutationMeta) -> bool:
     """Whether no input changes but in the graph, no result is a view, and nothing but tensors is kept."""
     none = (
         "num_mutated_inp_runtime_indices",
@@ -76,7 +76,9 @@ def _is_plain(about: Any) -> bool:
     return not any(getattr(about, name, 0) for name in gone) and not about.tokens
 
 
-def _changed(about: Any, parameters: Sequence[torch.Tensor], steady: Sequence[int]) -> list[int] | None:
+def _changed(
+    about: _torch.ViewAndMutationMeta, parameters: Sequence[torch.Tensor], steady: Sequence[int]
+) -> list[int] | None:
     """Buffers that the forward graph changes, as places among the parameters; none if it changes anything
     that is an input, has gradients or is there twice."""
     places = [i for i, info in enumerate(about.input_info) if info.mutates_data or info.mutates_metadata]

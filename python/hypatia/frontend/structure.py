@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -109,7 +109,7 @@ class Flat:
             return Node("object", (kind, _keys(value.__dict__)), self._parts(value.__dict__.values()))
         raise TypeError(f"nothing is known of a {kind.__name__}")
 
-    def _parts(self, values: Any) -> tuple[Node, ...]:
+    def _parts(self, values: Iterable[object]) -> tuple[Node, ...]:
         return tuple([self._node(v) for v in values])
 
     def _leaf(self, value: torch.Tensor) -> Node:

@@ -27,7 +27,7 @@ from ..execute.changes import Counts, State
 from ..options import Options
 from ..verifier.first_call import device_of
 from ..verifier.same_layout import has_same_layout
-from .call_key import Signature, trained_kind
+from .call_key import Signature, kind_in_training
 from .dynamo import hypatia as backend
 from .dynamo_pass import Pass
 from .flat_model import FlatModel
@@ -76,7 +76,7 @@ class CompiledTraining:
         self._wanted = [p.requires_grad for p in self._parameters]
         self._flat = FlatModel(model, signature)
         inputs = distinct(model, tuple([t for t in leaves if isinstance(t, torch.Tensor)]))
-        self._kinds = [trained_kind(t) for t in inputs]
+        self._kinds = [kind_in_training(t) for t in inputs]
         self._as_it_is = False
         self._waiting: list[Pass] = []
         """Passes that are no step, which are compared with eager when they are verified."""
@@ -143,7 +143,7 @@ class CompiledTraining:
             self.step.in_caller = Options.parse(options).backward_in_caller
         why = _why_not(gm, passes)
         if not why and not effects_of(gm) and not self._lies_alike(inputs):
-            why = "results would lie otherwise in memory"
+            why = "results would have other strides"
         if why:
             # By torch.compile the same would be wrong.
             log.info("the model trains as it is: %s", why)
@@ -156,7 +156,7 @@ class CompiledTraining:
                 self._changes = [i - len(weights) for i in changes if i >= len(weights)]
 
     def _lies_alike(self, inputs: tuple[torch.Tensor, ...]) -> bool:
-        """Whether results lie as the model's own do: torch does not always foretell their strides."""
+        """Whether results lie as the model's own do: the strides of fake tensors are not always right."""
         try:
             return has_same_layout(lambda *a: self(a), self._flat, inputs, {}, changes=True, training=True)
         except RuntimeError:
@@ -168,7 +168,7 @@ class CompiledTraining:
         """Whether the model could be compiled here, or is known to train best as it is."""
         return self._run is not None or self._as_it_is
 
-    def _settle(self, step: Step, leaves: Sequence[Any]) -> None:
+    def _settle(self, step: Step, leaves: Sequence[torch.Tensor]) -> None:
         """Keeps the fastest form of the step, or eager if that is faster than all of them."""
         before = step.state(device_of(leaves))
         with torch.random.fork_rng(table.random_devices(leaves)):
@@ -181,7 +181,7 @@ class CompiledTraining:
         before.restore()
         step.keep(kept, forms)
 
-    def _compare(self, run: Callable[..., object], leaves: Sequence[Any]) -> None:
+    def _compare(self, run: Callable[..., object], leaves: Sequence[torch.Tensor]) -> None:
         """Keeps passes that are no step, or eager if that is faster."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
@@ -195,7 +195,7 @@ class CompiledTraining:
             before.restore()
 
     def _fastest(
-        self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[Any], counts: Counts
+        self, forms: Mapping[str, Callable[[], object]], leaves: Sequence[torch.Tensor], counts: Counts
     ) -> choose.Choice:
         """Times training steps beside eager's, which is remembered if it is the fastest."""
         model = self.model if self.plain else self._flat
@@ -266,7 +266,7 @@ class CompiledTraining:
             # Passes without a step may change inputs, of which two could be one.
             and (self.step is not None or len(flat) < 2)
             and all(
-                isinstance(a, torch.Tensor) and trained_kind(a) == kind
+                isinstance(a, torch.Tensor) and kind_in_training(a) == kind
                 for a, kind in zip(flat, self._kinds, strict=True)
             )
             and (self.eager or self._holds())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -61,14 +60,14 @@ class Contest:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         """What the step that runs is for."""
 
-    def __call__(self, *args: object) -> object:
+    def __call__(self, *args: torch.Tensor) -> object:
         """The results, which know their gradients."""
         if not self._decided and self._is_time(args):
             self._decided = True
             self._decide(args)
         return self._run(*args)
 
-    def _is_time(self, args: Sequence[object]) -> bool:
+    def _is_time(self, args: Sequence[torch.Tensor]) -> bool:
         if len(self._passes) < 2 or not all(p.settled() for p in self._passes):
             return False
         plain = all(
@@ -76,7 +75,7 @@ class Contest:
         )
         return plain and torch.is_grad_enabled() and not _is_observed(device_of(args))
 
-    def _decide(self, args: Sequence[object]) -> None:
+    def _decide(self, args: Sequence[torch.Tensor]) -> None:
         changed = self._changed(args)
         if changed is None or any(effects_in(p.graph) for p in self._passes):
             return
@@ -116,7 +115,7 @@ class Contest:
             self._run = self._by(step)
 
     def _calls(
-        self, args: Sequence[Any], step: Step | None, forms: dict[str, Passes]
+        self, args: Sequence[torch.Tensor], step: Step | None, forms: dict[str, Passes]
     ) -> dict[str, Callable[[], object]]:
         """Calls by name, in order of preference."""
 
@@ -135,7 +134,7 @@ class Contest:
         first = table.of(device_of(args)).eager_wins_ties
         return {**eager, **calls} if first else {**calls, **eager}
 
-    def _step(self, args: Sequence[object]) -> Step | None:
+    def _step(self, args: Sequence[torch.Tensor]) -> Step | None:
         """Both passes without what AOTAutograd does around them, if that is all they need."""
         about = next((p.metadata for p in self._passes if p.kind == "forward"), None)
         (output,) = self._eager.graph.find_nodes(op="output")
@@ -161,7 +160,7 @@ class Contest:
         self._parameters = [weakref.ref(p, self._forget) for _, p in parts]
         step.parameters = ()
 
-        def run(*args: Any) -> object:
+        def run(*args: torch.Tensor) -> object:
             if [id(args[i]) for i in at] != known or _is_observed(device):
                 return compiled(*args)
             with _torch.without_autocast():
@@ -173,7 +172,7 @@ class Contest:
         """The model is gone, or has other parameters: what was recorded for these is of no use."""
         self._run, self._parameters = self._compiled, []
 
-    def _changed(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
+    def _changed(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Inputs and buffers that a step changes; none if that is not known."""
         known = next((p.metadata for p in self._passes if p.kind != "backward"), None)
         values = [*self._own, *args]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -18,16 +18,29 @@ from ..capture.records import value_of
 from ..devices import table
 from ..execute.changes import State
 from ..execute.cuda_graph import note_thread_of_autograd
-from ..execute.train_step import GivenTangents, Gradients, RecordedStep, Tensors
+from ..execute.train_step import Backward, GivenTangents, Gradients, RecordedStep, Tensors
 from .dynamo_pass import Pass
 from .step_forms import PLANS, Passes, Run, by_plan, by_torch, lost, masked, native_form, right_ones
 
 log = logging.getLogger(__name__)
 
 
+class _Context(Protocol):
+    """What a forward pass leaves for its backward pass."""
+
+    besides: object
+    run: Backward
+    step: Step
+    saved_tensors: Tensors
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, *primals: torch.Tensor) -> object:
+    def forward(ctx: _Context, step: Step, *primals: torch.Tensor) -> object:
         passes = step.passes
         results, saved, ctx.besides = passes.forward(list(primals))
         ctx.run = passes.backward
@@ -40,7 +53,7 @@ class _Function(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> object:
+    def backward(ctx: _Context, *tangents: torch.Tensor) -> object:
         note_thread_of_autograd()
         if not torch.is_grad_enabled():
             with _torch.without_autocast():
@@ -49,7 +62,7 @@ class _Function(torch.autograd.Function):
         return _backward_once(ctx, *tangents) if again is None else _differentiable(ctx, again, tangents)
 
 
-def _backward(ctx: Any, *tangents: torch.Tensor) -> object:
+def _backward(ctx: _Context, *tangents: torch.Tensor) -> object:
     step = ctx.step
     given = step.given([tangents[i] for i in step.wanted])
     return (None, *ctx.run(ctx.saved_tensors[step.inputs :], ctx.besides, given))
@@ -63,7 +76,7 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def _differentiable(
-    ctx: Any,
+    ctx: _Context,
     again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
     tangents: tuple[torch.Tensor, ...],
 ) -> object:
@@ -99,7 +112,7 @@ class Step:
         parameters: Sequence[torch.Tensor],
         forward: Pass,
         backward: Pass,
-        results: Sequence[Any],
+        results: Sequence[_torch.OutputAliasInfo],
         changed: Sequence[int] = (),
         steady: Sequence[int] | None = None,
     ) -> None:
@@ -177,7 +190,7 @@ class Step:
             return returned[:count], returned[count:], None
 
         def last(saved: Tensors, _: object, tangents: GivenTangents) -> Gradients:
-            run: Any = self._whole(tangents) or backward
+            run = self._whole(tangents) or backward
             return run([*saved, *tangents])
 
         return Passes(first, last)

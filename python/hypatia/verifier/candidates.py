@@ -161,9 +161,10 @@ class CheckedCall:
         if not changed:
             return results
 
-        def held(value: Any) -> object:
-            plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-            return value.clone() if plain and value.untyped_storage().data_ptr() in changed else value
+        def held(value: object) -> object:
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                return value
+            return value.clone() if value.untyped_storage().data_ptr() in changed else value
 
         return pytree.tree_map(held, results)
 

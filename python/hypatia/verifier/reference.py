@@ -275,7 +275,7 @@ class Stream:
         return wide
 
 
-def _nodes_in(args: Any) -> list[fx.Node]:
+def _nodes_in(args: fx.node.Argument) -> list[fx.Node]:
     found: dict[fx.Node, None] = {}
     fx.node.map_arg(args, lambda n: found.setdefault(n))
     return list(found)

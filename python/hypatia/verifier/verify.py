@@ -1,4 +1,4 @@
-"""Any two callables compared: the second may be as far from float64 as the first, and a little more."""
+"""Two callables compared: the second may be as far from float64 as the first, and a little more."""
 
 from __future__ import annotations
 

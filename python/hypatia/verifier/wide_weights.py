@@ -30,7 +30,7 @@ ROWS = 256
 """Rows of the other operand up to which that is done: with more, products take most of the time."""
 
 
-def can_stay(target: object, weight: Any, args: tuple[Any, ...]) -> bool:
+def can_stay(target: object, weight: object, args: tuple[Any, ...]) -> bool:
     """Whether a call can be computed without a copy of its weight in float64."""
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not weight.is_cpu:
         return False

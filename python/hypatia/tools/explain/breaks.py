@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from torch import fx
 
@@ -33,7 +32,7 @@ class Breaks:
 
     def saw(self, gm: fx.GraphModule) -> None:
         """A graph came to the backend: it may know why it ends."""
-        why: Any = getattr(gm, "compile_subgraph_reason", None)
+        why = getattr(gm, "compile_subgraph_reason", None)
         if why is None or not why.graph_break:
             return
         frames = list(why.user_stack or ())

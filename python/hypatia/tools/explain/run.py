@@ -8,8 +8,8 @@ import itertools
 import statistics
 import time
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -152,7 +152,7 @@ class Step(nn.Module):
 
 
 def _own_names(
-    model: Callable[..., object], arguments: tuple[Any, dict[str, object]], inputs: list[str]
+    model: Callable[..., object], arguments: tuple[Sequence[object], dict[str, object]], inputs: list[str]
 ) -> list[str]:
     """What the model calls its inputs, which reach it through `explained`."""
     args, kwargs = arguments
@@ -187,7 +187,7 @@ def _compiled(
     name is new too, since sizes that differ from those of an earlier code of that name become symbolic.
     """
 
-    def own_backend(gm: torch.fx.GraphModule, example_inputs: Any) -> object:
+    def own_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> object:
         breaks.saw(gm)
         return dynamo.hypatia(gm, example_inputs, options=options)
 
@@ -207,7 +207,7 @@ def _call(step: Step, arguments: tuple[object, dict[str, object]]) -> None:
 
 
 def _verified(
-    eager: Step, compiled: Step, arguments: tuple[Any, dict[str, object]]
+    eager: Step, compiled: Step, arguments: tuple[Sequence[object], dict[str, object]]
 ) -> tuple[Verification | None, str]:
     """Both compared with float64; a model that cannot run in float64 is a reason, not an error."""
     args, kwargs = arguments
@@ -268,12 +268,12 @@ def _copied(value: object) -> object:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _leaf(value: Any) -> object:
+def _leaf(value: object) -> object:
     """An input cut off from whatever computed it, so that its gradient ends here."""
     return value.detach().requires_grad_() if _needs_gradient(value) else value
 
 
-def _needs_gradient(value: object) -> bool:
+def _needs_gradient(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
