@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -122,6 +124,37 @@ def test_without_a_gpu_everything_says_so() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.count("\n") == 1
         assert "torch sees no GPU" in done.stdout
+
+
+CHECKS = """
+import inspect, sys
+sys.modules["pytest"] = None
+import run
+for name, check in run._checks():
+    # Those of another module would run twice, and nobody gives them anything.
+    assert name == f"{check.__module__}.{check.__name__}", name
+    assert all(p.default is not p.empty for p in inspect.signature(check).parameters.values()), name
+    print(name)
+"""
+
+
+def test_all_checks_for_a_gpu_are_ones_that_the_runner_calls() -> None:
+    """They import no pytest, nothing in them waits for pytest, and no function waits for nobody."""
+    folder = ROOT / "tests_gpu"
+    everything = "".join(p.read_text() for p in folder.glob("*.py"))
+    command, environment = [sys.executable, "-c", CHECKS], {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    called = set(done.stdout.split())
+    for path in folder.glob("test_*.py"):
+        text = path.read_text()
+        defined = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        checks = {f"{path.stem}.{n.name}" for n in defined if n.name.startswith("check_")}
+        assert checks, f"{path.name} checks nothing"
+        assert checks <= called, f"{path.name}: {checks - called}"
+        for name in (n.name for n in defined if not n.name.startswith("check_")):
+            assert not name.lower().startswith("test"), f"{path.name}: {name} waits for pytest"
+            assert len(re.findall(rf"\b{name}\b", everything)) > 1, f"{path.name}: nothing uses {name}"
 
 
 def test_convolutions_of_plans_follow_torchs_settings() -> None:
