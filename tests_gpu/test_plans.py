@@ -210,6 +210,46 @@ def check_attention_at_odd_places() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
+class Relative(nn.Module):
+    """Self-attention with a bias that is an embedding of relative positions, as BEiT has it."""
+
+    def __init__(self, tokens: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(heads * width, 3 * heads * width)
+        self.table = nn.Parameter(torch.randn(2 * tokens - 1, heads))
+        places = torch.arange(tokens)
+        self.register_buffer("places", (places[:, None] - places + tokens - 1).view(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The bias is made at every call; it lies as attention reads it only once it was copied."""
+        b, n, d = x.shape
+        bias = self.table[self.places].view(n, n, -1).permute(2, 0, 1).contiguous()
+        q, k, v = self.project(x).view(b, n, 3, len(bias), -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+        return out.transpose(1, 2).reshape(b, n, d)
+
+
+def check_biases_of_relative_positions() -> str:
+    """A folded bias of an odd number of keys lies as torch's kernels need it, by both entries."""
+    cases = [*itertools.product((19, 197), (16, 64), (torch.bfloat16, torch.float16, torch.float32))]
+    for tokens, width, dtype in cases:
+        torch.manual_seed(0)
+        model = Relative(tokens, 4, width).cuda().to(dtype).eval()
+        x = torch.randn(2, tokens, 4 * width, device="cuda").to(dtype)
+        what = f"{tokens} tokens, heads of {width}, {dtype}"
+        _assert_calls_right(what, model, x)
+        torch._dynamo.reset()
+        with torch.no_grad(), winning("plan"), collecting() as reports:
+            through = torch.compile(model, backend="hypatia")
+            try:
+                for _ in range(4):
+                    _assert_right(through(x), model, x)
+            except Exception as error:
+                raise AssertionError(f"{what}, by torch.compile") from error
+        assert [r.no_plan for r in reports] == [""], (what, *reports)
+    return f"{2 * len(cases)} cases"
+
+
 class Masked(nn.Module):
     """Self-attention with a mask that is made at every call, as transformers make theirs when traced."""
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch
 from forms import winning
@@ -14,6 +15,7 @@ from torch import nn
 
 import hypatia
 from hypatia.execute import native
+from hypatia.frontend.dynamo import collecting
 from hypatia.nn import FusedLinearReLU, FusedMLP
 from hypatia.tools.workloads import NINE_MLPS, WORKLOADS
 
@@ -125,8 +127,29 @@ def check_mlps() -> str:
     return f"{done} cases"
 
 
+def _assert_trains_by_torch_compile(what: str, model: nn.Module, x: torch.Tensor) -> None:
+    """Gradients behind ``torch.compile`` are right; a plan that fails on the way is an error."""
+
+    def failed(self: native.NativeGraph, error: Exception, args: Any) -> Any:
+        raise error
+
+    torch._dynamo.reset()
+    with (
+        winning("plan"),
+        mock.patch.object(native.NativeGraph, "_failed", failed),
+        collecting() as reports,
+    ):
+        call = torch.compile(model, backend="hypatia")
+        try:
+            for _ in range(3):
+                _assert_right(model, call, (x,))
+        except Exception as error:
+            raise AssertionError(f"{what}, by torch.compile") from error
+    assert {r.kind for r in reports} == {"forward", "backward"}, (what, *reports)
+
+
 def check_layers() -> str:
-    """Layers with something between them, in three dtypes, with odd sizes too."""
+    """Layers with something between them, in three dtypes, with odd sizes too; attention by both entries."""
     done = 0
     for name, between in BETWEEN.items():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -140,6 +163,9 @@ def check_layers() -> str:
             except Exception as error:
                 raise AssertionError(f"{name} in {dtype}") from error
             done += 1
+            if "attention" in name:
+                _assert_trains_by_torch_compile(f"{name} in {dtype}", model, x)
+                done += 1
     for m, k, n in ((3, 5, 7), (1, 16, 16), (33, 17, 9), (64, 784, 10)):
         for dtype in (torch.float32, torch.bfloat16):
             model = nn.Sequential(nn.Linear(k, 19), nn.ReLU(), nn.Linear(19, n)).cuda().to(dtype)
