@@ -510,25 +510,43 @@ def test_backward_passes_stay_in_autograds_threads_unless_asked() -> None:
     assert Options.parse({"backward_in_caller": True}).backward_in_caller is True
 
 
-MEMORY = """
-import resource, torch, hypatia
+LIMITED = """
+import contextlib, faulthandler, resource, torch, hypatia
 from hypatia import _native
 from hypatia.execute.binding import Binding
-model, x = torch.nn.Linear(4096, 4096), torch.randn(64, 4096)
-bind, seen = Binding._bound_plan, []
 
-def limited(*args, **kwargs):
-    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + (8 << 20), -1))
+# Whoever waits says where.
+faulthandler.dump_traceback_later(150, exit=True)
+
+@contextlib.contextmanager
+def less_than(size):
+    '''So many bytes are not there: neither new nor what was freed before.'''
+    limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + size
+    resource.setrlimit(resource.RLIMIT_AS, (limit, -1))
+    taken = []
     try:
-        bound = bind(*args, **kwargs)
-        seen.append("bound")
-        return bound
-    except _native.HypatiaError as e:
-        seen.append("memory" if "memory" in str(e) else str(e))
-        raise
+        with contextlib.suppress(RuntimeError):
+            while len(taken) < 100:
+                taken.append(torch.empty(size, dtype=torch.uint8))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+
+bind, seen = Binding._bound_plan, []
+"""
+
+MEMORY = """
+model, x = torch.nn.Linear(4096, 4096), torch.randn(64, 4096)
+
+def limited(*args, **kwargs):
+    with less_than(4096 * 4096 * 4):
+        try:
+            bound = bind(*args, **kwargs)
+            seen.append("bound")
+            return bound
+        except _native.HypatiaError as e:
+            seen.append("memory" if "there is no memory" in str(e) else str(e))
+            raise
 
 Binding._bound_plan = limited
 with torch.no_grad():
@@ -537,13 +555,52 @@ with torch.no_grad():
 print(*sorted(set(seen)))
 """
 
+PANIC = """
+class Product(torch.nn.Module):
+    def forward(self, x, y):
+        return torch.relu(x @ y)
+
+# The right factor is packed at every call, into memory of its own.
+model, x, y = Product(), torch.randn(256, 1 << 16), torch.randn(1 << 16, 40)
+
+def limited(binding, *args):
+    bound = bind(binding, *args)
+    given = [(x, y)[i] for i in binding.inputs]
+    with less_than(y.nbytes):
+        try:
+            bound(1, *given)
+        except BaseException as e:
+            seen.append(f"{type(e) is _native.HypatiaError} {e}")
+    (result,) = bound(1, *given)
+    torch.testing.assert_close(result, model(x, y), rtol=1e-4, atol=1e-2)
+    return bound
+
+Binding._bound_plan = limited
+with torch.no_grad():
+    hypatia.compile(model, x, y, verify="off")
+print(*seen, sep="\\n")
+"""
+
+
+def without_memory(code: str) -> list[str]:
+    """The lines that a process prints whose memory is limited for a while."""
+    command = [sys.executable, "-c", LIMITED + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")
 def test_no_memory_for_weights_is_an_error_of_ours_and_the_graph_runs() -> None:
-    """A kind of kernel that needs no copy of the weights may be there too."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] in ("memory", "bound"), done.stdout
+    """For so many rows every kind of kernel has a copy of the weights."""
+    assert without_memory(MEMORY) == ["memory"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")
+def test_a_panic_is_an_error_of_ours_and_the_plan_runs_afterwards() -> None:
+    """Kernels that find no memory panic."""
+    (said,) = without_memory(PANIC)
+    assert said.startswith("True internal error: the compiler panicked: there is no memory for "), said
 
 
 def test_other_threads_run_while_a_plan_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
