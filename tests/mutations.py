@@ -72,7 +72,8 @@ MUTATIONS = [
         "python/hypatia/capture/graph_layouts.py",
         '"offset": offset - first, "memory"',
         '"offset": 0, "memory"',
-        "tests/execute/test_results.py::test_results_lie_as_in_eager[overlapping parts-compile-inference-strict]",
+        "tests/execute/test_results.py::test_results_lie_as_in_eager"
+        "[overlapping parts-compile-inference-strict]",
     ),
     Mutation(
         "results that lie otherwise are not noticed",
