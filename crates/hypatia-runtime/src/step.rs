@@ -8,6 +8,8 @@ mod linear;
 mod norm;
 mod region;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod torch;
 
 use std::collections::BTreeMap;

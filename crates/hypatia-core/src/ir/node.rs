@@ -47,14 +47,6 @@ impl Node {
             children: SmallVec::new(),
         }
     }
-
-    /// The name of the op in the table, if it has one.
-    pub fn row_name(&self) -> Option<&'static str> {
-        match self.op {
-            Op::Row(id) => Some(table().row(id).name),
-            _ => None,
-        }
-    }
 }
 
 impl Language for Node {

@@ -1,0 +1,101 @@
+//! What kernels of steps take, and in which order.
+
+use hypatia_core::ty::DType;
+
+use super::*;
+use crate::kernels::region::{Instruction, Op, Region, Rounding};
+
+/// A part of a value, so many elements behind its start.
+fn part(value: ValueId, offset: usize) -> Operand {
+    Operand {
+        offset,
+        ..Operand::dense(value, &[2, 3])
+    }
+}
+
+fn sum() -> Region {
+    let add = vec![Instruction::new(Op::Add, [0, 1])];
+    Region::new(&[DType::F32; 2], add, &[2], Rounding::EveryOp).unwrap()
+}
+
+fn region(slices: Vec<Operand>) -> Task {
+    Task::Region(Box::new(RegionStep {
+        region: sum(),
+        shape: vec![2, 3],
+        inputs: vec![part(1, 6), part(0, 2)],
+        reads: vec![],
+        outputs: vec![4],
+        slices,
+        dense: vec![3, 1],
+    }))
+}
+
+#[test]
+fn regions_take_inputs_and_then_what_they_write() {
+    let whole = region(vec![]);
+    assert_eq!(whole.operands(), [(1, 6), (0, 2), (4, 0)]);
+    assert_eq!((whole.reads(), whole.writes()), (vec![1, 0], vec![4]));
+    let sliced = region(vec![part(4, 12)]);
+    assert_eq!(sliced.operands(), [(1, 6), (0, 2), (4, 12)]);
+    assert_eq!(sliced.reads(), [1, 0]);
+    // It changes an input.
+    let changing = region(vec![part(3, 0)]);
+    assert_eq!(changing.operands(), [(1, 6), (0, 2), (3, 0)]);
+    assert_eq!(changing.reads(), [1, 0, 3]);
+}
+
+#[test]
+fn windows_take_images_the_weight_and_what_follows_reads() {
+    let step = |op| {
+        Task::Depthwise(Box::new(DepthwiseStep {
+            x: part(7, 5),
+            op,
+            window: Window {
+                size: [1, 1],
+                stride: [1, 1],
+                padding: [0, 0],
+                dilation: [1, 1],
+            },
+            after: sum(),
+            inputs: vec![None, Some(part(2, 1))],
+            shape: vec![1, 1, 2, 3],
+            output: 9,
+        }))
+    };
+    let conv = step(WindowOp::Conv(8));
+    assert_eq!(conv.operands(), [(7, 5), (8, 0), (2, 1), (9, 0)]);
+    assert_eq!((conv.reads(), conv.weights()), (vec![7, 2], vec![8]));
+    let pool = step(WindowOp::Pool(Pool::Max));
+    assert_eq!(pool.operands(), [(7, 5), (2, 1), (9, 0)]);
+    assert!(pool.weights().is_empty());
+}
+
+#[test]
+fn attention_takes_queries_keys_values_and_the_mask() {
+    let step = |mask| {
+        Task::Attention(Box::new(AttentionStep {
+            q: part(1, 0),
+            k: part(2, 3),
+            v: part(2, 6),
+            mask,
+            scale: 1.0,
+            y: 5,
+        }))
+    };
+    assert_eq!(step(None).operands(), [(1, 0), (2, 3), (2, 6), (5, 0)]);
+    assert_eq!(
+        step(Some(part(3, 1))).operands(),
+        [(1, 0), (2, 3), (2, 6), (3, 1), (5, 0)]
+    );
+}
+
+#[test]
+fn steps_of_several_kernels_take_nothing_alike() {
+    let batch = Task::Batch(Box::new(BatchStep {
+        left: part(0, 0),
+        right: part(1, 0),
+        y: 2,
+    }));
+    assert!(batch.operands().is_empty());
+    assert_eq!((batch.reads(), batch.writes()), (vec![0, 1], vec![2]));
+}
