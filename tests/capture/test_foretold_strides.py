@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 import hypatia
+from hypatia._torch import FakeTensorMode
+from hypatia.capture.fake_tensors import fakes_of, kind_of
+from hypatia.capture.predicted_strides import as_it_lies
 
 
 class _Turned(nn.Module):
@@ -187,3 +190,23 @@ def test_a_training_step_that_torchs_own_graph_cannot_run() -> None:
     expected.sum().backward()
     for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (2, 5), (2, 5, 7), (2, 5, 2, 3, 4), (1, 5, 1, 1)])
+def test_a_batch_norm_returns_what_torch_makes_of_its_parts(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """It is foretold without taking it apart; no GPU is needed for fake tensors of one."""
+    norm = torch.ops.aten._native_batch_norm_legit_no_training.default
+    with FakeTensorMode() as mode, torch.no_grad():
+        x, mean = torch.empty(shape, device=device, dtype=dtype), torch.empty(5, device=device)
+        turned = [x.contiguous(memory_format=torch.channels_last)] if x.dim() == 4 else []
+        for value in (x, *turned, x.transpose(0, 1).clone().transpose(0, 1)):
+            for weight in (None, mean, mean.to(dtype)):
+                args = (value, weight, weight, mean, mean, 0.1, 1e-5)
+                expected = as_it_lies(norm, args, norm(*args))
+                found = fakes_of(mode).call(norm, norm, args, {})
+                assert [kind_of(t) for t in found] == [kind_of(t) for t in expected]
+                assert isinstance(found, tuple)
