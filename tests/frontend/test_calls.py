@@ -438,3 +438,12 @@ def test_where_a_call_is_left_to_the_model_the_log_says_why(
     assert not compiled.reports
     said = [(r.levelname, r.getMessage()) for r in caplog.records if "runs as it is" in r.getMessage()]
     assert said == [("INFO", f"the model runs as it is: {why}")]
+
+
+def test_where_a_model_with_hooks_trains_the_log_says_how(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(4, 3)
+    model.register_forward_hook(lambda *_: None)
+    with caplog.at_level(logging.INFO, logger="hypatia"):
+        hypatia.compile(model)(torch.randn(2, 4)).sum().backward()
+    said = [r.getMessage() for r in caplog.records if "trains through" in r.getMessage()]
+    assert said == ["the model trains through torch.compile: it has hooks"]

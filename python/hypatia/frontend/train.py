@@ -37,7 +37,6 @@ from .train_dynamo import Step, laid_out
 
 log = logging.getLogger(__name__)
 
-
 TrainingKey = tuple[bool, Signature, tuple[bool, ...]]
 """What a model is compiled for: its mode, the arguments, and which of them have gradients."""
 
@@ -84,7 +83,8 @@ class CompiledTraining:
         """Inputs that these change, by place, and buffers."""
         self._buffers: list[torch.Tensor] = []
         if self.parts.hooked or not compiled:
-            return
+            why = "it has hooks" if compiled else "it changes too often"
+            return log.info("the model trains through torch.compile: %s", why)
         try:
             with _unseen():
                 self._compile(inputs, options, self._dynamic(dims))
