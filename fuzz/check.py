@@ -27,6 +27,10 @@ from .program import module_of, widened
 from .tensors import T, twin
 
 
+_SMALL, _GAPS = 2**12, 1500
+"""Elements of blocks of which so many are filled."""
+
+
 @dataclasses.dataclass
 class Outcome:
     """What running a case showed."""
@@ -160,9 +164,15 @@ def is_captured_otherwise(case: Case, device: str = "cpu") -> bool:
 
 
 def _leave_behind(number: float, device: str) -> None:
-    """Fills memory of many sizes with a number and gives it back: what is not written has it then, mostly."""
+    """Fills memory of many sizes with a number and gives it back: what is not written has it then, mostly.
+
+    A process that has run for long has thousands of small gaps, and the next tensor may get any of them.
+    """
     sizes = [n for power in range(2, 17) for n in (2**power, 3 * 2 ** (power - 1))]
-    blocks = [torch.full((n,), number, device=device) for n in sizes for _ in range(4)]
+    many = _GAPS if device == "cpu" else 4
+    blocks = [
+        torch.full((n,), number, device=device) for n in sizes for _ in range(many if n <= _SMALL else 4)
+    ]
     blocks.clear()
 
 

@@ -20,7 +20,9 @@ from .predicted_strides import as_it_lies
 _Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
-_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+_aten = torch.ops.aten
+
+_NORM = _aten._native_batch_norm_legit_no_training.default
 _WIDER = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
