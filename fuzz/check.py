@@ -26,7 +26,6 @@ from .oracle import Noise, Overflows, Reference, judged
 from .program import module_of, widened
 from .tensors import T, twin
 
-
 _SMALL, _GAPS = 2**12, 1500
 """Elements of blocks of which so many are filled."""
 
