@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -78,3 +79,30 @@ def test_numbers_that_a_dtype_does_not_have_are_errors_as_in_eager() -> None:
             with pytest.raises(RuntimeError, match="overflow"):
                 call(x, large)
     assert all(PASS not in r.passes for r in compiled.reports)
+
+
+class Growing(Anchors):
+    """Reads the number, changes what it came from, and fills only then."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda s: s)
+        self.register_buffer("size", torch.tensor([2.0, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number = _item(self.size[0])
+        self.size.mul_(2)
+        return self.project(x) * torch.full((6, 1), number, dtype=torch.float32) + self.size[1]
+
+
+@pytest.mark.parametrize("verify", ["strict", "off"])
+def test_the_number_is_the_one_that_was_read(verify: str) -> None:
+    """What changes the tensor comes between: neither the first nor a later call may see the new number."""
+    torch.manual_seed(0)
+    model, x = Growing().eval(), torch.randn(6, 4)
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        compiled = hypatia.compile(model, verify=verify)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), plain(x))
+            assert torch.equal(model.size, plain.size)
+    assert any(PASS in r.passes for r in compiled.reports)
