@@ -2,6 +2,7 @@
 //! passes.
 
 mod graphs;
+mod images;
 mod lowering;
 mod meaning;
 mod places;
