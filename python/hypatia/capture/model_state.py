@@ -98,6 +98,12 @@ class Parts:
                 items.append((container, list(copy)))
         self.watch = _native.Watch(self._entries + entries, self._absent + absent, self._whole + whole, items)
 
+    def why_not(self, *, compiled: bool) -> str:
+        """Why the model cannot be compiled, or is not to be; empty if it can."""
+        if not compiled:
+            return "changes too often"
+        return "has hooks" if self.hooked else ""
+
     def hold(self) -> bool:
         """Whether all parts are what they were, and of the same dtypes."""
         if self.hooked and not any(self._hooks):

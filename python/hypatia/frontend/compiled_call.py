@@ -87,8 +87,7 @@ class CompiledCall:
         self._run: Callable[..., object] = model
         self._parts = Parts(model)
         self.watch = self._parts.watch
-        if self._parts.hooked or not compiled:
-            why = "has hooks" if compiled else "changes too often"
+        if why := self._parts.why_not(compiled=compiled):
             log.info("the model runs as it is: it %s", why)
             return
         self._compile(leaves, options, dims)

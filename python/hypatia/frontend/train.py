@@ -82,9 +82,9 @@ class CompiledTraining:
         self._changes: list[int] = []
         """Inputs that these change, by place, and buffers."""
         self._buffers: list[torch.Tensor] = []
-        if self.parts.hooked or not compiled:
-            why = "it has hooks" if compiled else "it changes too often"
-            return log.info("the model trains through torch.compile: %s", why)
+        if why := self.parts.why_not(compiled=compiled):
+            log.info("the model trains through torch.compile: it %s", why)
+            return
         try:
             with _unseen():
                 self._compile(inputs, options, self._dynamic(dims))
