@@ -223,21 +223,14 @@ impl Bound {
         let _current = self.device.enter()?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let launch = |stream: Stream| {
-            let mut holding = Holding::new(&self.made);
             let run = Running {
                 stream,
                 inputs,
                 outputs,
                 arena,
             };
-            for at in part.steps.clone() {
-                // SAFETY: promised by the caller.
-                unsafe { self.step(&run, at, &mut holding) }.map_err(|cause| self.failed(at, cause))?;
-                // Torch's allocator hands memory out again to work on the same stream, which waits for all that is
-                // launched so far.
-                holding.leave(at);
-            }
-            Ok(holding.outputs())
+            // SAFETY: promised by the caller.
+            unsafe { self.launch(&run, part.steps.clone(), |_| ()) }
         };
         let Some(replay) = &part.replay else {
             return launch(stream);
@@ -246,6 +239,48 @@ impl Bound {
         // SAFETY: promised by the caller; constants and kernels live as long as this. Torch makes nothing here.
         unsafe { replay.run(stream, &addresses, |stream| launch(stream).map(|_| ()))? };
         Ok(vec![])
+    }
+
+    /// Launches all steps, nothing recorded; `next` hears of each before it is launched.
+    ///
+    /// # Safety
+    /// As of [`Bound::run`].
+    pub unsafe fn run_told(
+        &self,
+        stream: Stream,
+        inputs: &[u64],
+        outputs: &[u64],
+        arena: u64,
+        next: impl FnMut(usize),
+    ) -> Result<Handed> {
+        if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
+            return Err(Error::malformed("another number of inputs or outputs"));
+        }
+        let _current = self.device.enter()?;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = Running {
+            stream,
+            inputs,
+            outputs,
+            arena,
+        };
+        // SAFETY: promised by the caller.
+        unsafe { self.launch(&run, 0..self.steps.len(), next) }
+    }
+
+    /// # Safety
+    /// As of `run`.
+    unsafe fn launch(&self, run: &Running<'_>, steps: Range<usize>, mut next: impl FnMut(usize)) -> Result<Handed> {
+        let mut holding = Holding::new(&self.made);
+        for at in steps {
+            next(at);
+            // SAFETY: promised by the caller.
+            unsafe { self.step(run, at, &mut holding) }.map_err(|cause| self.failed(at, cause))?;
+            // Torch's allocator hands memory out again to work on the same stream, which waits for all that is
+            // launched so far.
+            holding.leave(at);
+        }
+        Ok(holding.outputs())
     }
 
     fn failed(&self, at: usize, cause: Error) -> Error {

@@ -166,6 +166,40 @@ impl BoundCudaPlan {
         })
     }
 
+    /// Launches the steps of a call, nothing recorded, and calls a function with the number of each before; whether it
+    /// ran. The results are dropped.
+    #[pyo3(signature = (stream, next, *inputs))]
+    fn run_told(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        next: &Bound<'_, PyAny>,
+        inputs: &Bound<'_, PyTuple>,
+    ) -> PyResult<bool> {
+        caught(|| {
+            let Some(given) = self.given(inputs)? else {
+                return Ok(false);
+            };
+            let on = Device::get(self.gpu).map_err(failed)?.stream(stream);
+            let mut outputs = Outputs::new(self, |_| true)?;
+            let Ok((arena, _arena)) = self.arena(py, stream, false) else {
+                return Ok(false);
+            };
+            let addresses = outputs.addresses();
+            let (next, mut trouble) = (next.clone().unbind(), None);
+            let tell = |at: usize| {
+                let told = Python::attach(|py| next.call1(py, (at,)).map(drop));
+                trouble = trouble.take().or(told.err());
+            };
+            let handed = guarded(py, || {
+                // SAFETY: as of `run`.
+                unsafe { self.runnable.run_told(on, &given, &addresses, arena, tell) }.map_err(failed)
+            })?;
+            outputs.take(self, handed);
+            trouble.map_or(Ok(true), Err)
+        })
+    }
+
     /// Why a call returns none on these inputs.
     #[pyo3(signature = (*inputs))]
     fn refusal(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<String> {

@@ -112,6 +112,10 @@ struct Description<'a> {
     steps: Vec<String>,
     /// Bytes that each step reads and writes.
     moved: Vec<usize>,
+    /// Multiplications with additions of each.
+    multiplications: Vec<f64>,
+    /// What each reads and writes, in words.
+    sizes: Vec<String>,
     calls: &'a [TorchCall],
     results: &'a [Returned],
     keeps: &'a [usize],
@@ -175,6 +179,10 @@ impl NativePlan {
                 orders: &self.orders,
                 steps: self.plan.steps.iter().map(|s| s.name()).collect(),
                 moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
+                multiplications: (self.plan.steps.iter())
+                    .map(|s| s.multiplications(&self.plan.values))
+                    .collect(),
+                sizes: self.plan.steps.iter().map(|s| self.plan.sizes(s)).collect(),
                 calls: &self.calls,
                 results: &self.results,
                 keeps: &self.keeps,
@@ -377,6 +385,27 @@ impl BoundPlan {
         inputs: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         caught(|| self.run(py, threads, inputs))
+    }
+
+    /// Seconds of each step of a call; none as a call.
+    #[pyo3(signature = (threads, *inputs))]
+    fn step_times(&self, py: Python<'_>, threads: usize, inputs: &Bound<'_, PyTuple>) -> PyResult<Option<Vec<f64>>> {
+        caught(|| {
+            let Some(given) = self.signature.given(inputs)? else {
+                return Ok(None);
+            };
+            let exchange = self.signature.exchange;
+            let outputs = self.signature.outputs.iter();
+            let fresh = outputs
+                .map(|e| e.allocate(exchange, None))
+                .collect::<PyResult<Vec<_>>>()?;
+            let results: Vec<Memory> = fresh.iter().map(|f| Memory(f.data())).collect();
+            guarded(py, || {
+                // SAFETY: inputs were checked and are kept alive by the tuple; results are new.
+                unsafe { self.runnable.run_timed(threads, &given, &results) }.map_err(failed)
+            })
+            .map(Some)
+        })
     }
 
     /// Why a call returns none on these inputs.

@@ -63,7 +63,16 @@ trait Step {
         vec![]
     }
 
+    fn multiplications(&self, _values: &[Value]) -> f64 {
+        0.0
+    }
+
     fn name(&self) -> String;
+}
+
+/// The product of sizes.
+fn numel(shape: &[usize]) -> f64 {
+    shape.iter().map(|n| *n as f64).product()
 }
 
 /// Where an operand begins: its value, and elements behind the start of that.
@@ -100,6 +109,11 @@ macro_rules! tasks {
             /// starts.
             pub fn operands(&self) -> Vec<(ValueId, usize)> {
                 match self { $(Task::$kind(step) => step.operands(),)* }
+            }
+
+            /// Multiplications with additions of matrix products, convolutions and attention, of values as these.
+            pub fn multiplications(&self, values: &[Value]) -> f64 {
+                match self { $(Task::$kind(step) => step.multiplications(values),)* }
             }
 
             /// What a step does, in words.
@@ -157,6 +171,22 @@ impl Plan {
         touched.sort_unstable();
         touched.dedup();
         touched.iter().map(|id| self.values[*id].bytes()).sum()
+    }
+
+    /// What a step reads and writes, in words: `f32[8, 64] f32[16, 64] -> f32[8, 16]`.
+    pub fn sizes(&self, step: &Task) -> String {
+        let text = |ids: Vec<ValueId>| {
+            let mut seen: Vec<ValueId> = vec![];
+            for id in ids {
+                if !seen.contains(&id) {
+                    seen.push(id);
+                }
+            }
+            let value = |id: &ValueId| format!("{}{:?}", self.values[*id].dtype.name(), self.values[*id].shape);
+            seen.iter().map(value).collect::<Vec<_>>().join(" ")
+        };
+        let read = text([step.reads(), step.weights()].concat());
+        format!("{read} -> {}", text(step.writes()))
     }
 
     /// Sizes and strides in which callers and torch see a value.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from .. import _native, _torch
-from . import cuda
+from . import cuda, cuda_steps
 from .bound import Plan, Recordable, Request
 
 __all__ = ["Device", "of", "random_devices"]
@@ -63,6 +64,16 @@ class Device:
     def recordable(self, plan: Plan) -> Recordable | None:
         """The plan, if its steps can be recorded and it does not record them by itself."""
         return None
+
+    def step_times(
+        self, plan: Plan, lead: int, inputs: Sequence[torch.Tensor], count: int, repeats: int
+    ) -> list[float] | None:
+        """Seconds of each step of a plan, the median of several calls; none if that cannot be told."""
+        if not isinstance(plan, _native.BoundPlan):
+            return None
+        calls = [plan.step_times(lead, *inputs) for _ in range(repeats + 1)][1:]
+        each = [call for call in calls if call is not None]
+        return [statistics.median(step) for step in zip(*each, strict=True)] if each else None
 
     def allows_tf32(self) -> bool | None:
         """Whether products may round to TF32 now; none where there is no such setting."""
@@ -147,6 +158,14 @@ class Cuda(Device):
     def recordable(self, plan: Plan) -> Recordable | None:
         """One with calls into torch: others are recorded where they are launched."""
         return plan if isinstance(plan, _native.BoundCudaPlan) and not plan.is_native() else None
+
+    def step_times(
+        self, plan: Plan, lead: int, inputs: Sequence[torch.Tensor], count: int, repeats: int
+    ) -> list[float] | None:
+        """As torch's profiler sees their kernels."""
+        if not isinstance(plan, _native.BoundCudaPlan):
+            return None
+        return cuda_steps.step_times(plan, lead, inputs, count, repeats)
 
     def allows_tf32(self) -> bool:
         """What torch's setting for cuBLAS says."""

@@ -57,6 +57,12 @@ class Described(TypedDict):
     orders: list[list[int] | None]
     """The order in which the dimensions of each constant are to lie, where it is not the usual one."""
     steps: list[str]
+    moved: list[int]
+    """Bytes that each step reads and writes, each value once."""
+    multiplications: list[float]
+    """Multiplications with additions of each: of matrix products, convolutions and attention."""
+    sizes: list[str]
+    """What each reads and writes, in words."""
     calls: list[TorchCall]
     results: list[Returned]
     keeps: list[int]

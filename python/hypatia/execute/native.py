@@ -98,7 +98,7 @@ class NativeGraph:
                 return self._only(inputs)
             sizes: tuple[int, ...] = ()
             if self.planner.symbols:
-                found = self._sizes(args)
+                found = self.sizes(args)
                 if found is None:
                     return None
                 sizes = found
@@ -172,7 +172,7 @@ class NativeGraph:
         """The results of a training step, of what its plan returned."""
         return None if returned is None else self.binding.plan_results.seen(returned)
 
-    def _sizes(self, args: Sequence[Any]) -> tuple[int, ...] | None:
+    def sizes(self, args: Sequence[Any]) -> tuple[int, ...] | None:
         """The values of the symbols; none if the arguments are of another form."""
         try:
             return tuple([args[p] if d is None else args[p].shape[d] for _, p, d in self.planner.symbols])

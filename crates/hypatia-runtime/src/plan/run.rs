@@ -1,6 +1,7 @@
 //! Running a plan: its steps in order, over memory that was planned.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use half::bf16;
 use hypatia_core::ty::DType;
@@ -36,12 +37,12 @@ impl Runnable {
         let given: SmallVec<[Memory; 15]> = inputs.iter().chain(outputs).copied().collect();
         if self.together == 1 || threads == 1 {
             // SAFETY: by the caller.
-            return (0..self.starts.len()).try_for_each(|chunk| unsafe { self.chunk(chunk, threads, &given) });
+            return (0..self.starts.len()).try_for_each(|chunk| unsafe { self.chunk(chunk, threads, &given, |_| ()) });
         }
         let failed = Mutex::new(None);
         Pool::global().run(threads, self.starts.len(), &|chunk| {
             // SAFETY: by the caller; chunks write other rows of the results and have blocks of their own.
-            if let Err(e) = unsafe { self.chunk(chunk, 1, &given) } {
+            if let Err(e) = unsafe { self.chunk(chunk, 1, &given, |_| ()) } {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
             }
         });
@@ -49,11 +50,52 @@ impl Runnable {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Runs all steps for a chunk of rows.
+    /// Runs all steps, and tells the seconds of each. Where chunks of rows run beside each other, they run one after the
+    /// other here, and the times are divided by how many would.
+    ///
+    /// # Safety
+    /// As for `run`.
+    pub unsafe fn run_timed(&self, threads: usize, inputs: &[Memory], outputs: &[Memory]) -> Result<Vec<f64>> {
+        if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
+            return Err(broken("another number of inputs or outputs"));
+        }
+        let given: SmallVec<[Memory; 15]> = inputs.iter().chain(outputs).copied().collect();
+        let alone = self.together == 1 || threads == 1;
+        let (each, beside) = if alone {
+            (threads, 1)
+        } else {
+            (1, threads.min(self.starts.len()))
+        };
+        let mut seconds = vec![0.0; self.plan.steps.len()];
+        let mut all = || -> Result<()> {
+            for chunk in 0..self.starts.len() {
+                let mut before = Instant::now();
+                let done = |at: usize| {
+                    let now = Instant::now();
+                    seconds[at] += (now - before).as_secs_f64() / beside as f64;
+                    before = now;
+                };
+                // SAFETY: by the caller.
+                unsafe { self.chunk(chunk, each, &given, done) }?;
+            }
+            Ok(())
+        };
+        if self.beside_torch { on_borrowed(all) } else { all() }?;
+        Ok(seconds)
+    }
+
+    /// Runs all steps for a chunk of rows; `done_with` hears of each that is done.
     ///
     /// # Safety
     /// As for `run`, for the chunk's rows.
-    unsafe fn chunk(&self, chunk: usize, threads: usize, given: &[Memory]) -> Result<()> {
+    #[inline(always)]
+    unsafe fn chunk(
+        &self,
+        chunk: usize,
+        threads: usize,
+        given: &[Memory],
+        mut done_with: impl FnMut(usize),
+    ) -> Result<()> {
         let (start, last) = (self.starts[chunk], chunk + 1 == self.starts.len());
         let form = if last { self.forms.last() } else { self.forms.first() };
         let steps = form.map_or(&[][..], |steps| steps);
@@ -78,6 +120,7 @@ impl Runnable {
                     }
                 }
                 holding.leave(at);
+                done_with(at);
             }
             Ok(())
         });

@@ -1,6 +1,6 @@
 //! Attention of one query for each head.
 
-use super::{Operand, Step, ValueId, start};
+use super::{Operand, Step, Value, ValueId, numel, start};
 
 /// Attention of one query for each head: `softmax(scale · q · kᵀ + mask) · v`. Groups of heads share their keys and values.
 /// A query that sees no key has zeros.
@@ -31,6 +31,12 @@ impl Step for AttentionStep {
 
     fn operands(&self) -> Vec<(ValueId, usize)> {
         self.given().map(start).chain([(self.y, 0)]).collect()
+    }
+
+    /// Of both products.
+    fn multiplications(&self, _: &[Value]) -> f64 {
+        let keys = self.k.shape.get(2).map_or(0.0, |n| *n as f64);
+        2.0 * numel(&self.q.shape) * keys
     }
 
     fn name(&self) -> String {

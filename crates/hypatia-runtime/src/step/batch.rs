@@ -1,6 +1,6 @@
 //! Products of matrices of a batch.
 
-use super::{Operand, Step, ValueId};
+use super::{Operand, Step, Value, ValueId, numel};
 
 /// Products of matrices: `left[i] · right[i]` for each `i` of a batch.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +21,10 @@ impl Step for BatchStep {
 
     fn writes(&self) -> Vec<ValueId> {
         vec![self.y]
+    }
+
+    fn multiplications(&self, _: &[Value]) -> f64 {
+        numel(&self.left.shape) * self.right.shape.last().map_or(0.0, |n| *n as f64)
     }
 
     fn name(&self) -> String {

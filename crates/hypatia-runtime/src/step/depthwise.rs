@@ -1,6 +1,6 @@
 //! Convolutions and poolings of each channel by itself.
 
-use super::{Operand, Step, ValueId, start};
+use super::{Operand, Step, Value, ValueId, numel, start};
 use crate::kernels::region::Region;
 
 /// How the window of a convolution or a pooling moves over an image: along its height, then along its width.
@@ -90,6 +90,13 @@ impl Step for DepthwiseStep {
         let given = self.inputs.iter().flatten().map(start);
         let read = [start(&self.x)].into_iter().chain(weights).chain(given);
         read.chain([(self.output, 0)]).collect()
+    }
+
+    fn multiplications(&self, _: &[Value]) -> f64 {
+        match self.op {
+            WindowOp::Conv(_) => numel(&self.shape) * numel(&self.window.size),
+            WindowOp::Pool(_) => 0.0,
+        }
     }
 
     fn name(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Operand, Step, ValueId};
+use super::{Operand, Step, Value, ValueId};
 use crate::kernels::product::Activation;
 
 /// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
@@ -85,6 +85,11 @@ impl Step for LinearStep {
     fn writes(&self) -> Vec<ValueId> {
         let all = [Some(self.y), self.gradient.sums, self.gradient.keeps];
         all.into_iter().flatten().collect()
+    }
+
+    fn multiplications(&self, values: &[Value]) -> f64 {
+        let sizes = values.get(self.w).and_then(|w| self.sizes(&w.shape));
+        sizes.map_or(0.0, |(n, k)| self.m as f64 * self.part(n).len() as f64 * k as f64)
     }
 
     fn name(&self) -> String {

@@ -99,3 +99,37 @@ fn steps_of_several_kernels_take_nothing_alike() {
     assert!(batch.operands().is_empty());
     assert_eq!((batch.reads(), batch.writes()), (vec![0, 1], vec![2]));
 }
+
+#[test]
+fn multiplications_are_those_of_products_and_windows() {
+    let value = |shape: &[usize]| Value {
+        shape: shape.to_vec(),
+        dtype: DType::F32,
+    };
+    let torch = |name: &str, reads: &[&[usize]], result: &[usize]| {
+        let mut values: Vec<Value> = reads.iter().map(|shape| value(shape)).collect();
+        values.push(value(result));
+        let step = Task::Torch(TorchStep {
+            name: name.into(),
+            call: 0,
+            reads: reads
+                .iter()
+                .enumerate()
+                .map(|(i, shape)| Operand::dense(i, shape))
+                .collect(),
+            writes: vec![reads.len()],
+        });
+        step.multiplications(&values)
+    };
+    assert_eq!(torch("aten.mm.default", &[&[2, 3], &[3, 5]], &[2, 5]), 30.0);
+    assert_eq!(torch("aten.addmm.out", &[&[5], &[2, 3], &[3, 5]], &[2, 5]), 30.0);
+    // Eight channels in two groups: four of them are read for each of 6 results in 10 x 10 places.
+    let convolved = torch(
+        "aten.convolution.default",
+        &[&[1, 8, 10, 10], &[6, 4, 3, 3]],
+        &[1, 6, 10, 10],
+    );
+    assert_eq!(convolved, 600.0 * 36.0);
+    assert_eq!(torch("aten.cumsum.default", &[&[2, 3]], &[2, 3]), 0.0);
+    assert_eq!(region(vec![]).multiplications(&[]), 0.0);
+}

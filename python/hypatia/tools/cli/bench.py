@@ -47,6 +47,12 @@ class Settings(TypedDict):
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch on the CPU.")
 @click.option("--device", help="cpu or cuda; the GPU if there is one.")
+@click.option(
+    "--profile",
+    "profiled",
+    is_flag=True,
+    help="Show each step of the plan beside its limit, and peers' kernels.",
+)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the results as JSON.")
 @click.option("--html", metavar="FILE", help="Write the results as one self-contained page.")
 @click.option("--list", "only_list", is_flag=True, help="List the workloads and end.")
@@ -60,6 +66,7 @@ def bench(
     repeats: int,
     threads: int | None,
     device: str | None,
+    profiled: bool,
     json_file: str | None,
     html: str | None,
     only_list: bool,
@@ -70,19 +77,24 @@ def bench(
     (model, inputs) or (model, inputs, kwargs). Without names, all workloads are measured on a GPU, and the
     quick ones on a CPU. The exit code is 1 when Hypatia fails on a workload or its result is worse than
     eager's. eager-graph is eager under a CUDA graph, aot-eager a call through torch.compile that changes
-    nothing, hypatia-direct hypatia.compile.
+    nothing, hypatia-direct hypatia.compile. A profile is of hypatia.compile in inference, beside kernels of
+    eager and inductor as far as they are measured; limits are what moving a step's bytes and doing its
+    multiplications takes at the rates of torch's own large copies and products.
 
     \b
     Examples:
       hypatia bench
       hypatia bench tiny_b64 bert-base --backend eager --backend hypatia --backend inductor
       hypatia bench models.py:build --backend eager --backend hypatia
+      hypatia bench bert-base --profile
       hypatia bench medium4 --training --dtype bf16 --html bench.html
       hypatia bench --list
     """
     from hypatia.tools import workloads as known
 
     check_targets(json_file, html)
+    if profiled and training:
+        raise click.ClickException("a profile is of inference; leave out --training")
     out = console(err=json_file == "-")
     if only_list:
         _list(out, list(known.WORKLOADS.values()))
@@ -108,9 +120,36 @@ def bench(
         "notes": notes,
     }
     _show(out, cells, settings)
+    chosen_dtype = bench.DTYPES[dtype] if dtype else None
+    profiles = _profiled(out, chosen, asked, chosen_dtype, device) if profiled else []
     results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
+    results |= {"profiles": profiles} if profiled else {}
     _write(results, json_file, html)
     ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
+
+
+def _profiled(
+    out: Console, chosen: list[Workload | OwnModel], asked: list[str], dtype: torch.dtype | None, device: str
+) -> list[dict[str, object]]:
+    from hypatia.tools import bench
+    from hypatia.tools.profile import PEERS, profile
+
+    from .profile_tables import show
+
+    found, peers = [], [peer for peer in PEERS if peer in asked]
+    for workload in chosen:
+        own = None if isinstance(workload, OwnModel) else bench.DTYPES["fp32"]
+        with console(err=True).status("") as status:
+            one = profile(
+                workload,
+                dtype=dtype or own,
+                device=device,
+                peers=peers,
+                progress=lambda text: status.update(text),
+            )
+        show(out, one)
+        found.append(one.data())
+    return found
 
 
 def _write(results: dict[str, object], json_file: str | None, html: str | None) -> None:

@@ -73,6 +73,17 @@ class TimingsData(TypedDict):
     warning: str
 
 
+class StepData(TypedDict):
+    """Equal steps of plans: what all of them take, and the least that they can take, in microseconds."""
+
+    name: str
+    sizes: str
+    count: int
+    microseconds: float
+    limit: float
+    bound_by: str
+
+
 class ReplayData(TypedDict):
     """A proof checked again."""
 
@@ -115,4 +126,5 @@ class ReportForm(TypedDict):
     left: list[LeftData]
     verification: VerificationData
     timings: TimingsData | None
+    steps: list[StepData]
     graphs: list[GraphForm]

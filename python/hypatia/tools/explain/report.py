@@ -17,6 +17,7 @@ from ...devices import machine
 from ...jsonable import as_json, plain
 from ...timeline import ORDER
 from ...verifier.verify import Verification
+from ..steps import Line
 from . import page, text
 from .breaks import Break
 from .form import Accuracy, Device, GraphForm, ReplayData, ReportForm, VerificationData
@@ -63,6 +64,8 @@ class Report:
     weights: frozenset[str]
     """Names of the model's parameters and buffers."""
     timings: Timings | None
+    steps: list[Line]
+    """Steps of the plans that a call runs, where they were timed."""
 
     @property
     def first_call(self) -> float:
@@ -93,6 +96,7 @@ class Report:
                 "left": [dataclasses.asdict(g) for g in self.left],
                 "verification": self._verification(),
                 "timings": dataclasses.asdict(self.timings) if self.timings else None,
+                "steps": [dataclasses.asdict(line) for line in self.steps],
                 "graphs": [
                     _graph(graph, replay, self.weights)
                     for graph, replay in zip(self.graphs, self.replays, strict=True)

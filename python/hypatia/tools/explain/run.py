@@ -20,10 +20,13 @@ from ...capture.model_state import buffers_kept, untouched
 from ...compiler.pipeline import UncompiledGraph, listening_for_uncompiled
 from ...compiler.report import GraphReport, Replay
 from ...devices import machine
+from ...execute.step_times import plan_calls
 from ...frontend import dynamo
 from ...options import Options
 from ...verifier.verify import Verification, verify
+from .. import steps
 from ..measure import wait
+from ..steps import Line
 from .breaks import Breaks
 from .report import Report, Timings
 
@@ -38,6 +41,9 @@ TIMING_SECONDS = 3.0
 
 REPETITIONS = (5, 50)
 """Fewest and most repetitions of a timing."""
+
+STEP_REPETITIONS = 5
+"""Calls of which the times of steps are medians."""
 
 _explained = itertools.count()
 
@@ -84,6 +90,8 @@ def explain(
         verification, reason = _verified(eager, compiled, arguments)
         progress("times of calls")
         timed = _timed(eager, compiled, arguments, device, busy) if timings else None
+        progress("times of steps")
+        lines = _steps(compiled, arguments) if timings and not training else []
     for graph in graphs:
         graph.inputs = _own_names(model, arguments, graph.inputs)
     progress("the proof, once more")
@@ -102,6 +110,7 @@ def explain(
         left=left,
         weights=_weights(model),
         timings=timed,
+        steps=lines,
     )
 
 
@@ -253,6 +262,13 @@ def _timed(
                 samples[name].append(seconds(step))
     medians = {name: statistics.median(values) for name, values in samples.items()}
     return Timings(samples, medians, warning)
+
+
+def _steps(compiled: Step, arguments: tuple[object, dict[str, object]]) -> list[Line]:
+    """Steps of the plans that a call runs."""
+    with plan_calls() as calls:
+        _call(compiled, arguments)
+    return steps.timed(calls, STEP_REPETITIONS)[0]
 
 
 def _device(model: Callable[..., object], arguments: object) -> torch.device:

@@ -11,11 +11,14 @@ from rich.text import Text
 
 from ...compiler.report import RuleUse
 from . import words
-from .form import Accuracy, GraphForm, ReportForm, Stage
+from .form import Accuracy, GraphForm, ReportForm, Stage, StepData
 from .savings import Saving, replaced, savings
 
 SHOWN = 6
 """Rows of the largest savings."""
+
+STEPS = 12
+"""Rows of the longest steps."""
 
 
 def render(report: ReportForm) -> RenderableType:
@@ -37,6 +40,9 @@ def _parts(report: ReportForm) -> Iterator[RenderableType]:
     if report["verification"]["results"]:
         yield _title("Accuracy, to float64")
         yield _accuracy(report["verification"]["results"])
+    if report["steps"]:
+        yield _title("Steps of the plan")
+        yield _steps(report["steps"])
     yield _title(f"First call, {words.duration(report['first_call'])}")
     yield _timeline(report["timeline"], report["first_call"])
 
@@ -150,6 +156,22 @@ def _memory(memory: dict[str, dict[str, int]]) -> Table:
         column.justify = "right"
     for name, taken in memory.items():
         table.add_row(name, words.size(taken["eager"]), words.size(taken["hypatia"]))
+    return table
+
+
+def _steps(steps: list[StepData]) -> Table:
+    """The longest steps, beside the least that they can take."""
+    table = Table(
+        "step", "reads and writes", "times", "time", "limit", "by", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    for s in steps[:STEPS]:
+        times = (words.cost(s["microseconds"]), words.cost(s["limit"]))
+        table.add_row(*map(Text, (s["name"], s["sizes"], str(s["count"]), *times, s["bound_by"])))
+    if len(steps) > STEPS:
+        rest = sum(s["microseconds"] for s in steps[STEPS:])
+        table.add_row(f"and {len(steps) - STEPS} more", "", "", words.cost(rest), "", "")
     return table
 
 

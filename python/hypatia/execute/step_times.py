@@ -1,0 +1,88 @@
+"""How long each step of a plan takes, beside what it has to move and to multiply."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..devices import table
+from ..devices.rates import rates
+from .described import described
+from .native import NativeGraph
+from .recorded_plan import Recorded
+
+Call = tuple[NativeGraph, list[Any]]
+"""A graph, and the arguments of a call of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A step of a plan."""
+
+    name: str
+    sizes: str
+    """What it reads and writes: `f32[8, 64] f32[16, 64] -> f32[8, 16]`."""
+    moved: int
+    multiplications: float
+    seconds: float
+    least: float
+    """Seconds that moving these bytes, or these multiplications, take at the device's rates."""
+    bound_by: str
+    """What takes that long: bytes or products."""
+
+
+@contextlib.contextmanager
+def plan_calls() -> Iterator[list[Call]]:
+    """Collects the plans that this thread runs, with their arguments, while it is entered."""
+    found: list[Call] = []
+    run, thread = NativeGraph.run, threading.get_ident()
+
+    def noted(self: NativeGraph, args: Sequence[Any]) -> Sequence[object] | None:
+        given = list(args)
+        results = run(self, args)
+        if results is not None and threading.get_ident() == thread:
+            found.append((self, given))
+        return results
+
+    NativeGraph.run = noted  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        NativeGraph.run = run  # type: ignore[method-assign]
+
+
+def step_times(native: NativeGraph, args: Sequence[Any], repeats: int = 9) -> list[StepTime] | None:
+    """The steps of the plan for these arguments; none if it has no plan for them, or is of a training step.
+
+    The plan runs some times, on copies of what it changes.
+    """
+    binding = native.binding
+    sizes = native.sizes(args)
+    known = None if sizes is None else binding.known(args, sizes)
+    if sizes is None or known is None:
+        return None
+    bound = known[0].bound if isinstance(known[0], Recorded) else known[0]
+    symbols = native.planner.symbols
+    about = described(native.planner.at({s: n for (s, _, _), n in zip(symbols, sizes, strict=True)}))
+    given = binding.given(args)
+    for i in binding.changes:
+        given[i] = given[i].clone()
+    device = torch.device(binding.device)
+    with torch.no_grad():
+        seconds = table.of(device).step_times(bound, binding.lead(), given, len(about["steps"]), repeats)
+    if seconds is None:
+        return None
+    rate = rates(device)
+    found: list[StepTime] = []
+    rows = zip(about["steps"], about["sizes"], about["moved"], about["multiplications"], seconds, strict=True)
+    for name, text, moved, multiplications, taken in rows:
+        dtype = text.split("[", 1)[0]
+        least = rate.seconds(moved, multiplications, dtype)
+        by = "bytes" if least == rate.seconds(moved, 0.0, dtype) else "products"
+        found.append(StepTime(name, text, moved, multiplications, taken, least, by))
+    return found
