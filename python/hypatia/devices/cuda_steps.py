@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -17,6 +17,16 @@ from .. import _native
 _MARK = "hypatia step "
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
+
+
+class Event(TypedDict, total=False):
+    """What the trace says of something that happened."""
+
+    cat: str
+    name: str
+    ts: float
+    dur: float
+    args: dict[str, int]
 
 
 def step_times(
@@ -56,7 +66,7 @@ def _told(bound: _native.BoundCudaPlan, stream: int, inputs: Sequence[torch.Tens
         begin(None)
 
 
-def by_step(events: Sequence[dict[str, Any]], count: int) -> list[float]:
+def by_step(events: Sequence[Event], count: int) -> list[float]:
     """Seconds of each step: what its ranges launched, of a trace as Chrome reads it."""
     marks = sorted(
         (e["ts"], e["ts"] + e["dur"], int(e["name"].removeprefix(_MARK)))

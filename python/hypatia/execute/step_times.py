@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from .described import described
 from .native import NativeGraph
 from .recorded_plan import Recorded
 
-Call = tuple[NativeGraph, list[Any]]
+Call = tuple[NativeGraph, Sequence[object]]
 """A graph, and the arguments of a call of it."""
 
 
@@ -42,7 +41,7 @@ def plan_calls() -> Iterator[list[Call]]:
     found: list[Call] = []
     run, thread = NativeGraph.run, threading.get_ident()
 
-    def noted(self: NativeGraph, args: Sequence[Any]) -> Sequence[object] | None:
+    def noted(self: NativeGraph, args: Sequence[object]) -> Sequence[object] | None:
         given = list(args)
         results = run(self, args)
         if results is not None and threading.get_ident() == thread:
@@ -56,7 +55,7 @@ def plan_calls() -> Iterator[list[Call]]:
         NativeGraph.run = run  # type: ignore[method-assign]
 
 
-def step_times(native: NativeGraph, args: Sequence[Any], repeats: int = 9) -> list[StepTime] | None:
+def step_times(native: NativeGraph, args: Sequence[object], repeats: int = 9) -> list[StepTime] | None:
     """The steps of the plan for these arguments; none if it has no plan for them, or is of a training step.
 
     The plan runs some times, on copies of what it changes.

@@ -83,7 +83,6 @@ def bench(
 
     \b
     Examples:
-      hypatia bench
       hypatia bench tiny_b64 bert-base --backend eager --backend hypatia --backend inductor
       hypatia bench models.py:build --backend eager --backend hypatia
       hypatia bench bert-base --profile
@@ -93,39 +92,43 @@ def bench(
     from hypatia.tools import workloads as known
 
     check_targets(json_file, html)
-    if profiled and training:
-        raise click.ClickException("a profile is of inference; leave out --training")
+    _check_profile(profiled, training)
     out = console(err=json_file == "-")
     if only_list:
         _list(out, list(known.WORKLOADS.values()))
         return
-    import torch
-
     from hypatia.devices import machine
     from hypatia.tools import bench
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(device, threads)
+    chosen = _chosen(workloads, device)
+    asked, notes = _backends(backends, device, training)
+    one_dtype = bench.DTYPES[dtype] if dtype else None
+    cells = _measured(chosen, asked, one_dtype, device, training, repeats)
+    kind = dtype or _dtypes(chosen)
+    settings = Settings(dtype=kind, device=device, training=training, repeats=repeats, notes=notes)
+    _show(out, cells, settings)
+    results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
+    if profiled:
+        results["profiles"] = _profiled(out, chosen, asked, one_dtype, device)
+    _write(results, json_file, html)
+    ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
+
+
+def _device(asked: str | None, threads: int | None) -> str:
+    """The device that is measured, with so many threads of torch's."""
+    import torch
+
+    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     if threads:
         torch.set_num_threads(threads)
-    chosen = _chosen(workloads, device)
-    asked, notes = _backends(backends, device, training)
-    notes += [warning] if (warning := machine.busy()) else []
-    cells = _measured(chosen, asked, bench.DTYPES[dtype] if dtype else None, device, training, repeats)
-    settings: Settings = {
-        "dtype": dtype or _dtypes(chosen),
-        "device": device,
-        "training": training,
-        "repeats": repeats,
-        "notes": notes,
-    }
-    _show(out, cells, settings)
-    chosen_dtype = bench.DTYPES[dtype] if dtype else None
-    profiles = _profiled(out, chosen, asked, chosen_dtype, device) if profiled else []
-    results = {"machine": machine.describe(), **settings, "cells": [c.data() for c in cells]}
-    results |= {"profiles": profiles} if profiled else {}
-    _write(results, json_file, html)
-    ctx.exit(int(any(c.backend == "hypatia" and not c.correct for c in cells)))
+    return device
+
+
+def _check_profile(profiled: bool, training: bool) -> None:
+    if profiled and training:
+        raise click.ClickException("a profile is of inference; leave out --training")
 
 
 def _profiled(
@@ -203,7 +206,9 @@ def _backends(given: tuple[str, ...], device: str, training: bool) -> tuple[list
         names.remove("eager-graph")
     if not names:
         raise click.ClickException(notes[0])
-    return names, notes
+    from hypatia.devices import machine
+
+    return names, notes + ([warning] if (warning := machine.busy()) else [])
 
 
 def _measured(

@@ -68,10 +68,9 @@ def explain(
     """
     model = _original(model)
     parsed = Options.parse(options)
-    arguments = (inputs, dict(kwargs or {}))
+    arguments, busy = (inputs, dict(kwargs or {})), machine.busy()
     device = _device(model, arguments)
     eager = Step(model, model, training)
-    busy = machine.busy()
     with untouched(model, device):
         progress("the model as it is")
         # First as it is: a model that cannot run fails with its own error, not with a compiler's.
@@ -90,7 +89,6 @@ def explain(
         verification, reason = _verified(eager, compiled, arguments)
         progress("times of calls")
         timed = _timed(eager, compiled, arguments, device, busy) if timings else None
-        progress("times of steps")
         lines = _steps(compiled, arguments) if timings and not training else []
     for graph in graphs:
         graph.inputs = _own_names(model, arguments, graph.inputs)
