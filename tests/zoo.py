@@ -16,6 +16,9 @@ from hypatia.tools.workloads import NINE_MLPS, MLPShape
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 
+SETTLING = 16
+"""Calls whose mean gives the statistics of batch norms."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -31,15 +34,19 @@ class Entry:
         torch.manual_seed(0)
         model = self.build()
         _live_in(model)
-        positional, named = self.arguments()
-        _settle_statistics(model, positional, named)
+        settle_statistics(model, self.inputs)
         return model.eval()
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and named arguments, the same each time."""
         torch.manual_seed(1)
-        given = self.inputs()
-        return ((), given) if isinstance(given, dict) else (given, {})
+        return called_with(self.inputs)
+
+
+def called_with(inputs: Callable[[], Inputs]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments."""
+    given = inputs()
+    return ((), given) if isinstance(given, dict) else (given, {})
 
 
 @torch.no_grad()
@@ -51,17 +58,24 @@ def _live_in(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _settle_statistics(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Give batch norms the statistics of the inputs: those of an unused one shrink or blow up what passes."""
+def settle_statistics(model: nn.Module, inputs: Callable[[], Inputs]) -> None:
+    """Give batch norms the statistics of inputs like those to come: those of an unused one shrink or blow up
+    what passes. So do those of few values, as the last layers see of a small picture: then every rounding is
+    blown up, eager's too, and compiled nets are rolled back."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.momentum = 1.0
-    model.train()(*positional, **named)
+        norm.reset_running_stats()
+        norm.momentum = None  # The mean over all calls.
+    torch.manual_seed(2)
+    for _ in range(SETTLING):
+        positional, named = called_with(inputs)
+        model.train()(*positional, **named)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+    model.eval()
 
 
 ZOO: dict[str, Entry] = {}
