@@ -18,6 +18,7 @@ from .._torch import trace_structured
 from ..capture import (
     constant_folding,
     constant_masks,
+    cudnn_norms,
     filled_by_tensors,
     predicted_strides,
     written_attention,
@@ -226,6 +227,7 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
+        cudnn_norms.for_any_strides(gm)
         predicted_strides.put_right(gm)
         prepared = _prepared(gm, request)
         searched = prepared.module
