@@ -1,7 +1,8 @@
 """Batch norms that a captured graph calls by cuDNN's own name.
 
-``batch_norm`` makes its operand dense before it asks cuDNN, which refuses others. In a graph that was captured
-on a GPU only the second call is left where the example was dense, and an input that lies otherwise is an error.
+``batch_norm`` makes its operand dense before it asks cuDNN, which refuses others. In a graph that was
+captured on a GPU only the second call is left where the example was dense, and an input that lies otherwise
+is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def for_any_strides(gm: fx.GraphModule) -> None:
-    """Makes such norms ``batch_norm`` again where they use given statistics, in place: the same kernel runs."""
+    """Makes such norms by given statistics ``batch_norm`` again, in place: the same kernel runs."""
     found = gm.graph.find_nodes(op="call_function", target=_aten.cudnn_batch_norm.default)
     for norm in found:
         x, weight, bias, mean, variance, training, momentum, eps = norm.args

@@ -23,6 +23,7 @@ from ..capture import (
     predicted_strides,
     written_attention,
 )
+from ..capture.layout import reshape_views
 from ..capture.records import Captured, capture
 from ..devices import table
 from ..errors import UnsupportedError
@@ -228,6 +229,7 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
         cudnn_norms.for_any_strides(gm)
+        reshape_views(gm, of_images=True)
         predicted_strides.put_right(gm)
         prepared = _prepared(gm, request)
         searched = prepared.module
