@@ -115,6 +115,16 @@ def run(source: str, entry: Entry, calls: list[Call], device: str = "cpu") -> Ou
     return outcome
 
 
+def run_alone(case: Case, device: str = "cpu") -> None:
+    """Makes all calls by torch alone, as running the case does: eager, float64, moved roundings.
+
+    A process that does not live through this was not ended by the compiler.
+    """
+    session = _Session(case.program.source(), case.entry, device, Seen(), Outcome(), [])
+    with contextlib.suppress(InvalidError):
+        session.alone(case.calls())
+
+
 def is_steady(case: Case, device: str = "cpu") -> bool:
     """Whether eager returns the same each time: some kernels read or return memory that they never wrote."""
     model = module_of(case.program.source())().to(device).eval()
@@ -203,6 +213,19 @@ class _Session:
         if self.compiled is not None:
             self._replay(self.compiled)
 
+    def alone(self, calls: list[Call]) -> None:
+        """Makes all calls without the compiler."""
+        torch.manual_seed(0)
+        for i, call in enumerate(calls):
+            made, before, eager = self._eager_run(call, first=i == 0)
+            if eager is None:
+                continue
+            after = _state(self.eager)
+            reference = self._reference(made, before, eager)
+            if reference.overflows or reference.wide is not None:
+                reference.more(6, 1.0)
+            _restore(self.model, after)
+
     def _replay(self, compiled: Compiled) -> None:
         for report in compiled.all_reports():
             self.outcome.graphs += 1
@@ -217,7 +240,8 @@ class _Session:
             if not replay.holds:
                 self.broken.append("; ".join(replay.failures) or "the steps do not connect")
 
-    def _call(self, call: Call, *, first: bool) -> None:
+    def _eager_run(self, call: Call, *, first: bool) -> tuple[Any, dict[str, torch.Tensor], Run | None]:
+        """The arguments, the weights before the call, and eager's run: none where it refuses a later one."""
         if not first:
             _change(self.model, call.change)
         made = pytree.tree_map(
@@ -230,11 +254,16 @@ class _Session:
                 _restore(self.on_cpu, {n: t.cpu() for n, t in before.items()})
                 _ran(self.on_cpu, pytree.tree_map(_on_cpu, twin(made)), self.entry.training)
             _restore(self.eager, before)
-            eager = _ran(self.eager, twin(made), self.entry.training)
+            return made, before, _ran(self.eager, twin(made), self.entry.training)
         except Exception as error:
             if first:
                 raise InvalidError(f"{type(error).__name__}: {error}") from None
             _restore(self.model, before)
+            return made, before, None
+
+    def _call(self, call: Call, *, first: bool) -> None:
+        made, before, eager = self._eager_run(call, first=first)
+        if eager is None:
             return
         args, kwargs = twin(made)
         try:

@@ -40,6 +40,8 @@ class Settings:
     """Failing cases are made small."""
     once: bool = False
     """The first finding ends the run."""
+    worker: str = "fuzz.worker"
+    """The module that runs cases."""
 
 
 class Runner:
@@ -91,11 +93,20 @@ class Runner:
             process = _Process(self.settings)
             for _ in range(RECYCLED):
                 line = process.ask(seed, self.settings.limit, small=self.settings.small)
+                if line["kind"] == "crash":
+                    line["kind"] = self._who_ends(seed)
                 self._note(line)
                 seed = self._next()
                 if seed is None or process.gone:
                     break
             process.end()
+
+    def _who_ends(self, seed: int) -> str:
+        """Whose crash a crash is: torch's own where a fresh process with torch alone does not live either."""
+        process = _Process(self.settings)
+        lives = process.lives(seed, self.settings.limit)
+        process.end()
+        return "crash" if lives else "torch's"
 
     def _note(self, line: dict[str, Any]) -> None:
         with self._lock:
@@ -144,7 +155,7 @@ class _Process:
         path = os.pathsep.join([str(ROOT / "python"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         self._errors = settings.folder / f"worker_{threading.get_ident()}.txt"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fuzz.worker", settings.device, str(settings.folder)],
+            [sys.executable, "-m", settings.worker, settings.device, str(settings.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors.open("w"),
@@ -169,6 +180,11 @@ class _Process:
         if small and line["kind"] in KINDS and not self.gone:
             line |= self._answer(f"small {seed}", 10 * limit) or {}
         return line
+
+    def lives(self, seed: int, limit: float) -> bool:
+        """Whether the process has not been ended by a signal when torch alone has run a case."""
+        self._answer(f"alone {seed}", limit)
+        return (self._process.poll() or 0) >= 0
 
     def _answer(self, question: str, limit: float) -> dict[str, Any] | None:
         """What the process answers within so many seconds of its own time; None if it does not."""

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from .case import Case
-from .check import Outcome, is_captured_otherwise, is_steady, run_case
+from .check import Outcome, is_captured_otherwise, is_steady, run_alone, run_case
 from .generate import case_of
 from .keep import kept, snippet
 from .minimise import minimised
@@ -74,6 +74,12 @@ def examine(seed: int, device: str) -> dict[str, Any]:
     line["over"] = "CUDA error" in outcome.message
     line["seconds"] = round(time.perf_counter() - start, 3)
     return line
+
+
+def lives(seed: int, device: str) -> dict[str, Any]:
+    """Runs the case of a seed by torch alone: that there is an answer says that the process lives."""
+    run_alone(case_of(seed), device)
+    return {"over": False}
 
 
 def reduced(seed: int, device: str, folder: Path, seconds: float = MINIMISING) -> dict[str, Any]:
@@ -201,7 +207,10 @@ def main() -> None:
     os.dup2(2, 1)
     for text in sys.stdin:
         word, seed = text.split()
-        line = examine(int(seed), device) if word == "run" else reduced(int(seed), device, folder)
+        if word == "run":
+            line = examine(int(seed), device)
+        else:
+            line = lives(int(seed), device) if word == "alone" else reduced(int(seed), device, folder)
         out.write(json.dumps(line) + "\n")
         out.flush()
         if line["over"]:

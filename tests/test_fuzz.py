@@ -282,6 +282,41 @@ def test_a_process_that_hangs_is_a_finding(tmp_path: Path) -> None:
     assert found["kinds"]["hang"] == 1
 
 
+PLANTED = """
+import os
+
+from fuzz import check, worker
+from fuzz.case import Case, Entry, Plan
+from fuzz.program import Program, Row
+from fuzz.tensors import T
+
+x = T((4, 8))
+program = Program((("x0", x),), (), (Row("v0", {row!r}, ("x0",)),), ("v0",), "one")
+worker.case_of = lambda seed: Case(0, program, Entry(training=True), (Plan((x,)),))
+{more}
+worker.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "kind"),
+    [
+        ("torch.os.abort() or {0}", "", "torch's"),
+        ("{0} * 2", "check.Compiled = lambda *_: os.abort()", "crash"),
+        ("torch.os._exit(1) or {0}", "", "crash"),
+    ],
+    ids=["torch alone", "the compiler", "no signal"],
+)
+def test_a_process_that_torch_itself_ends_is_torchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, more: str, kind: str
+) -> None:
+    """As the gradient of a group norm with channels last does on a CPU in torch 2.11."""
+    (tmp_path / "planted.py").write_text(PLANTED.format(row=row, more=more))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = Runner(Settings(0, count=1, jobs=1, folder=tmp_path, worker="planted")).run()
+    assert found["kinds"][kind] == 1, found
+
+
 def _judged(
     mine: torch.Tensor, eager: torch.Tensor, wide: torch.Tensor, *members: torch.Tensor, odd: bool = False
 ) -> str:

@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 import hypatia
+from hypatia import faults
 from hypatia._torch import FakeTensorMode
+from hypatia.capture import recorder
 from hypatia.capture.fake_tensors import fakes_of, kind_of
 from hypatia.capture.predicted_strides import as_it_lies
+from hypatia.compiler import pipeline
+from hypatia.options import Options
 
 
 class _Turned(nn.Module):
@@ -210,3 +214,35 @@ def test_a_batch_norm_returns_what_torch_makes_of_its_parts(
                 found = fakes_of(mode).call(norm, norm, args, {})
                 assert [kind_of(t) for t in found] == [kind_of(t) for t in expected]
                 assert isinstance(found, tuple)
+
+
+@pytest.fixture
+def _counts_as_a_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded on a CPU has fake tensors of a GPU."""
+
+    def fake(self: Any, tensor: torch.Tensor) -> torch.Tensor:
+        device = torch.device("cuda:0")
+        made = self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, device)
+        return made.requires_grad_(tensor.requires_grad)
+
+    monkeypatch.setattr(recorder._Recorder, "_fake", fake)
+
+
+@pytest.mark.usefixtures("_counts_as_a_gpus")
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_norm_on_a_gpu_takes_any_strides(last: bool, seed: int) -> None:
+    """cuDNN's own call refuses what does not lie as the example did, so no program has it."""
+    model, x = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()).eval(), torch.randn(2, 3, 4, 5)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad(), faults.any_equal(seed):
+        gm = recorder.recorded(model, (x,), {})
+        optimized = pipeline.compile_graph(gm, pipeline.Request(Options.parse(None), "inference")).optimized
+    for graph in (gm.graph, optimized.graph):
+        norms = [str(n.target) for n in graph.nodes if "batch_norm" in str(n.target)]
+        assert norms
+        assert not [name for name in norms if "cudnn" in name]
+    # The same graph, with what it was captured with and without; a CPU has no cuDNN.
+    torch.testing.assert_close(gm(x), model(x))
+    torch.testing.assert_close(gm(x[..., ::2]), model(x[..., ::2]))

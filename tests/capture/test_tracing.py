@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import hypatia
 from hypatia.capture import recorder, trace
 from hypatia.capture.fake_tensors import fakes_of
+from hypatia.compiler import pipeline
 
 aten = torch.ops.aten
 
@@ -133,12 +134,45 @@ def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(ours(*args), model(*args))
 
 
-def test_what_a_convolution_returns_is_reshaped_wherever_it_lies() -> None:
+class _Flat(nn.Module):
+    """An image behind a convolution, flattened; with a change of a buffer torch.export captures it."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.counts:
+            self.calls.add_(1)
+        return self.layer(x).detach().flatten(1) if self.counts else self.layer(x).flatten(1)
+
+
+@pytest.mark.parametrize("entry", ["recorded", "exported", "torch.compile", "training"])
+def test_what_a_convolution_returns_is_reshaped_wherever_it_lies(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a GPU it may lie otherwise than fake tensors say, and then a view of it does not exist."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).eval()
-    with torch.no_grad():
-        graph = recorder.recorded(model, (torch.randn(2, 3, 5, 5),), {}).graph
-    assert [n.target for n in graph.nodes if n.op == "call_function"][-1] is aten.reshape.default
+    captured: list[fx.GraphModule] = []
+    compile_one = pipeline._compile
+
+    def noted(gm: fx.GraphModule, request: Any) -> Any:
+        found = compile_one(gm, request)
+        captured.append(found.captured)
+        return found
+
+    monkeypatch.setattr(pipeline, "_compile", noted)
+    torch._dynamo.reset()
+    model, x = _Flat(counts=entry == "exported").eval(), torch.randn(2, 3, 5, 5)
+    with torch.set_grad_enabled(entry == "training"):
+        compiled = (
+            torch.compile(model, backend="hypatia") if entry == "torch.compile" else hypatia.compile(model)
+        )
+        torch.testing.assert_close(compiled(x), model(x))
+    graph = captured[0].graph
+    assert not graph.find_nodes(op="call_function", target=aten.view.default)
+    assert graph.find_nodes(op="call_function", target=aten.reshape.default)
 
 
 def _refused(*_: Any) -> Any:

@@ -128,6 +128,50 @@ def test_elements_that_depend_on_the_sign_of_a_zero_are_not_judged() -> None:
     assert not _compared(angles, (x, one), turned(1)).ok
 
 
+def test_wide_whole_numbers_that_depend_on_the_sign_of_a_zero() -> None:
+    """Torch has few kernels for them, and none that fills some places."""
+    zero, one = torch.zeros(2), torch.ones(2, 2)
+    x = torch.stack([zero, one[0]])
+
+    def turns(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.atan2(torch.zeros_like(x), x @ y).long().view(torch.uint64),)
+
+    def turned(row: int) -> Any:
+        rows = torch.arange(2)[:, None] == row
+        return lambda t: torch.where(rows, 3 - t.view(torch.int64), t.view(torch.int64)).view(torch.uint64)
+
+    assert _compared(turns, (x, one), turned(0)).ok
+    assert not _compared(turns, (x, one), turned(1)).ok
+
+
+def test_seeds_that_nobody_draws_from_are_not_judged() -> None:
+    """Attention on a GPU returns them without dropout, too, as memory that it never wrote."""
+    library = torch.library.Library("planted", "FRAGMENT")
+    library.define(
+        "attention(Tensor x, float dropout_p=0.0) -> (Tensor output, Tensor philox_seed, Tensor other)",
+        tags=[torch.Tag.nondeterministic_seeded],
+    )
+
+    def attention(x: torch.Tensor, dropout_p: float = 0.0) -> Any:
+        return x * 2, torch.zeros(4, device=x.device), torch.zeros(4, device=x.device)
+
+    for key in ("CPU", "Meta"):
+        library.impl("attention", attention, key)
+
+    def compared(dropout: float, place: int) -> Comparison:
+        def other(t: torch.Tensor) -> torch.Tensor:
+            return next(left) + t
+
+        left = iter([1 if i == place else 0 for i in range(3)])
+        return _compared(lambda x: torch.ops.planted.attention(x, dropout), (torch.randn(3),), other)
+
+    assert compared(0.0, 1).ok
+    assert not compared(0.0, 0).ok
+    assert not compared(0.0, 2).ok
+    assert not compared(0.5, 1).ok
+    library._destroy()
+
+
 def _gradient_judged(function: Any, ours: Any, x: torch.Tensor) -> bool:
     gm = torch.export.export(_Wrapped(function), (x,)).module()
     (node,) = gm.graph.find_nodes(op="placeholder")

@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .._torch import OpOverload
 from ..errors import UnsupportedError
-from .op_facts import changed_inputs, makes_a_view
+from .op_facts import changed_inputs, makes_a_view, name_of
 from .records import value_of
 
 
@@ -58,14 +58,23 @@ def has_aligned_rows(value: torch.Tensor) -> bool:
     )
 
 
-def reshape_views(gm: fx.GraphModule) -> None:
+def reshape_views(gm: fx.GraphModule, *, of_images: bool = False) -> None:
     """Makes views reshapes, in place: torch.export writes a reshape as a view where the example allows one.
 
-    What the graph changes keeps its views, since a copy would be changed instead.
+    With ``of_images`` only those of images behind a convolution: it lays its results as the kernel likes it.
+    Fake tensors do not always know, so that the real ones may have no such view. What the graph changes keeps
+    its views, since a copy would be changed instead.
     """
     aten = torch.ops.aten
+    views, convolved = [], not of_images
+    for node in gm.graph.nodes:
+        convolved |= "conv" in name_of(node.target)
+        if node.target is aten.view.default and convolved:
+            views += [node] if not of_images or value_of(node.args[0]).dim() >= 4 else []
+    if not views:
+        return
     changed = {storage_of(n) for n in changed_inputs(gm)}
-    for node in gm.graph.find_nodes(op="call_function", target=aten.view.default):
+    for node in views:
         if storage_of(node) not in changed:
             node.target = aten.reshape.default
     gm.recompile()

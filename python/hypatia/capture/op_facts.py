@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 
 import torch
 from torch import fx
@@ -44,6 +45,21 @@ def draws_at(node: fx.Node) -> bool:
         return True
     at = names.index("dropout_p")
     return bool((node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0)
+
+
+_SEEDS = frozenset(("philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"))
+"""What attention calls the results that its dropout is drawn from, or that say what was drawn."""
+
+
+def is_idle_seed(node: fx.Node) -> bool:
+    """Whether a value is a seed that nobody draws from: without dropout, attention never writes it."""
+    if node.target is not operator.getitem:
+        return False
+    call, place = node.args
+    if not isinstance(call, fx.Node) or not isinstance(place, int) or not draws(call.target):
+        return False
+    names = [r.name for r in call.target._schema.returns]  # type: ignore[union-attr]
+    return names[place] in _SEEDS and not draws_at(call)
 
 
 def waits_for_values(target: object) -> bool:

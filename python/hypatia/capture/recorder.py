@@ -37,7 +37,6 @@ SCATTERS = {
     torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
 }
 """Views of parts, and the ops that put such a part into a whole."""
-VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 
 class UnservedError(Exception):
@@ -149,7 +148,6 @@ class _Recorder(TorchDispatchMode):
         """The known tensors that lie in a storage."""
         self._part_of: dict[int, tuple[_torch.OpOverload, tuple[Any, ...]]] = {}
         """By the address of a fake tensor: the view that makes it, and of what."""
-        self._convolved = False
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that are written in the model's code, by their names in the graph."""
 
@@ -208,10 +206,6 @@ class _Recorder(TorchDispatchMode):
             out = self._fakes.call(func, run, args, kwargs)
         else:
             out = self._fakes.view(func, args, kwargs) if views else func(*args, **kwargs)
-        if func is VIEW and self._convolved and args[0].dim() >= 4:
-            # Convolutions lay their results as the kernel likes it. Fake tensors do not always know, so that
-            # the real ones may have no such view.
-            func = RESHAPE
         self._record(func, args, kwargs, out)
         return out
 
@@ -298,7 +292,6 @@ class _Recorder(TorchDispatchMode):
             self._nodes[id(out)] = self._put(args[0])
             return
         name = func._schema.name.partition("::")[2]
-        self._convolved |= "conv" in name
         node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
         node.meta.update(self._places.here(), val=out)
         if not several:

@@ -18,10 +18,12 @@ from .._torch import trace_structured
 from ..capture import (
     constant_folding,
     constant_masks,
+    cudnn_norms,
     filled_by_tensors,
     predicted_strides,
     written_attention,
 )
+from ..capture.layout import reshape_views
 from ..capture.records import Captured, capture
 from ..devices import table
 from ..errors import UnsupportedError
@@ -226,6 +228,8 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     options = dataclasses.replace(request.options, disabled_rules=(*request.options.disabled_rules, *rules))
     request = dataclasses.replace(request, options=options)
     with timeline.stage(timeline.RECORDS):
+        cudnn_norms.for_any_strides(gm)
+        reshape_views(gm, of_images=True)
         predicted_strides.put_right(gm)
         prepared = _prepared(gm, request)
         searched = prepared.module

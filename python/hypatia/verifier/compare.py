@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .._torch import pytree
-from ..capture.op_facts import name_of
+from ..capture.op_facts import is_idle_seed, name_of
 from ..capture.records import value_of
 from ..compiler.comparison import Comparison, Result
 from ..devices import table
@@ -20,7 +20,7 @@ from .gradients import gradients_of
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
 from .reference import Script, Stream, narrower
-from .zero_signs import depend_on_signs
+from .zero_signs import depend_on_signs, without
 
 SHORT_SHIFTS = 2.0
 """How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
@@ -123,7 +123,7 @@ class Comparer:
         for node, eager in self.references.stream(self.whole, self.inputs, self.random):
             if isinstance(eager, torch.Tensor) and not same_kind(eager, values[node]):
                 comparison.results.append(wrong_kind(node.name, eager, values[node]))
-            elif same(eager, values[node]):
+            elif same(eager, values[node]) or is_idle_seed(node):
                 comparison.equal += 1
             else:
                 differing[node] = eager
@@ -205,8 +205,8 @@ class Comparer:
         open_ones = {n: e for n, (r, _, e) in doubtful.items() if not r.ok}
         for node, free in depend_on_signs(self.gm, self.inputs, self.random, open_ones).items():
             result, theirs, exact = doubtful[node]
-            mine, eager = (v.masked_fill(free, 0) for v in (values[node], theirs))
-            vars(result).update(vars(self._judge(node, mine, eager, exact.masked_fill(free, 0))))
+            mine, eager, wide = (without(v, free) for v in (values[node], theirs, exact))
+            vars(result).update(vars(self._judge(node, mine, eager, wide)))
             comparison.notes.append(f"{node.name}: what depends on the sign of a zero is not judged")
         wrong = {n: (r, e) for n, (r, _, e) in doubtful.items() if not r.ok and r.error < float("inf")}
         if not wrong:

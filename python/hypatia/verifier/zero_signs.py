@@ -15,6 +15,9 @@ from ..execute.changes import RandomState
 from .judge import equal
 from .reference import Script, Stream
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Torch has few kernels for the former."""
+
 _RUNS = 4
 """All negative, all positive, and twice by lot."""
 
@@ -37,3 +40,9 @@ def depend_on_signs(
             if differ.any():
                 found[node] = found.get(node, differ) | differ
     return found
+
+
+def without(value: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+    """The value with zeros where it is not judged; whole numbers without a sign by their bits."""
+    signed = _SIGNED.get(value.dtype)
+    return (value if signed is None else value.view(signed)).masked_fill(free, 0)
