@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hypatia
-from hypatia.capture import written_attention
+from hypatia.capture import attention_calls
 from hypatia.compiler import pipeline
 from tests.support import assert_as_close_as_eager, run_by
 
@@ -78,16 +78,20 @@ TAKEN = {
     "twice": lambda s: s.masked_fill(~_later(s), -math.inf) + _hidden(_window(s), s, -math.inf),
     "scaled": lambda s: s * 2.0,
 }
-LEFT = {
-    # A row that sees nothing is NaN, or uniform if what hides is finite.
+ADDED = {
+    # Rows that see nothing are NaN, or uniform if what hides is finite.
     "row of nothing": lambda s: s + _hidden(_later(s).tril(-1), s, -math.inf),
     "row of the least": lambda s: s + _hidden(_later(s).tril(-1), s, torch.finfo(s.dtype).min),
     "not hidden": lambda s: s + _hidden(_later(s), s, -100.0),
     "scaled afterwards": lambda s: (s + _hidden(_later(s), s, -1e30)) * 1e-5,
-    "of the input": lambda s: s.masked_fill(s > 1.0, -math.inf),
     "a bias": lambda s: s + torch.arange(s.shape[-1], dtype=s.dtype),
+    # Keys are queries.
     "turned": lambda s: s.transpose(-1, -2),
+}
+LEFT = {
+    "of the input": lambda s: s.masked_fill(s > 1.0, -math.inf),
     "other rows": lambda s: s.reshape(s.shape[0], -1, *s.shape[-2:]).flip(-2),
+    "filled and shrunk": lambda s: s.masked_fill(~_later(s), -1e30) * 1e-5,
 }
 
 
@@ -100,7 +104,7 @@ def _checked(entry: str, model: nn.Module, x: torch.Tensor) -> bool:
     calls = {str(n.target) for r in reports for n in r.after.nodes}
     whole = "aten.scaled_dot_product_attention.default" in calls
     assert whole != any("softmax" in call for call in calls)
-    assert all((written_attention.PASS in r.passes) == whole for r in reports)
+    assert all((attention_calls.PASS in r.passes) == whole for r in reports)
     return whole
 
 
@@ -129,6 +133,17 @@ def test_of_16_bits_and_other_sizes(entry: str, masked: str, wide: bool, sizes: 
 
 
 @pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize("masked", ADDED)
+def test_what_is_added_is_as_in_eager(entry: str, masked: str) -> None:
+    torch.manual_seed(0)
+    model, x = Written(ADDED[masked]).eval(), torch.randn(2, 12, 32)
+    with torch.no_grad():
+        found, reports = run_by(entry, model, x)
+        torch.testing.assert_close(found, model(x), equal_nan=True)
+    assert all(attention_calls.PASS in r.passes for r in reports)
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
 @pytest.mark.parametrize("masked", LEFT)
 def test_what_is_not_the_same_stays(entry: str, masked: str) -> None:
     torch.manual_seed(0)
@@ -136,7 +151,7 @@ def test_what_is_not_the_same_stays(entry: str, masked: str) -> None:
     with torch.no_grad():
         found, reports = run_by(entry, model, x)
         torch.testing.assert_close(found, model(x), equal_nan=True)
-    assert not any(written_attention.PASS in r.passes for r in reports)
+    assert not any(attention_calls.PASS in r.passes for r in reports)
 
 
 @pytest.mark.parametrize("masked", ["nothing", "least", "window"])
@@ -178,7 +193,7 @@ def test_rows_that_a_condition_hides_are_as_in_the_model(number: float, hidden: 
     with torch.no_grad():
         compiled = hypatia.compile(model, x)
         torch.testing.assert_close(compiled(x), model(x))
-    assert written_attention.PASS in compiled.reports[0].passes
+    assert attention_calls.PASS in compiled.reports[0].passes
 
 
 @pytest.mark.parametrize("entry", ["compile", "backend"])
@@ -198,7 +213,7 @@ def test_a_condition_that_changes_counts() -> None:
         torch.testing.assert_close(compiled(x), model(x))
         model.kept.copy_(torch.rand(1, 1, 12, 12) < 0.3)
         torch.testing.assert_close(compiled(x), model(x))
-    assert written_attention.PASS in compiled.reports[0].passes
+    assert attention_calls.PASS in compiled.reports[0].passes
 
 
 def test_shares_that_are_a_result_stay() -> None:
@@ -211,7 +226,7 @@ def test_shares_that_are_a_result_stay() -> None:
     with torch.no_grad():
         compiled = hypatia.compile(model, x)
         torch.testing.assert_close(compiled(x), model(x))
-    assert not any(written_attention.PASS in r.passes for r in compiled.reports)
+    assert not any(attention_calls.PASS in r.passes for r in compiled.reports)
 
 
 def test_gradients_are_the_same() -> None:
@@ -230,7 +245,7 @@ def test_it_stays_where_nothing_may_be_rounded_otherwise(numerics: str, calls: b
         compiled = hypatia.compile(model, x, numerics=numerics)
         compiled(x)
     passes = [name for report in compiled.reports for name in report.passes]
-    assert (written_attention.PASS in passes) == calls
+    assert (attention_calls.PASS in passes) == calls
 
 
 @pytest.mark.parametrize("masked", ["nothing", "infinite"])
@@ -243,4 +258,4 @@ def test_sizes_that_are_open(masked: str) -> None:
             other = torch.randn(n, 12, 32)
             torch.testing.assert_close(made(other), model(other))
     calls = {str(n.target) for n in made.graph.nodes}
-    assert ("aten.scaled_dot_product_attention.default" in calls) == (masked == "nothing")
+    assert "aten.scaled_dot_product_attention.default" in calls

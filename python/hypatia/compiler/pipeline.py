@@ -16,12 +16,12 @@ from torch import fx
 from .. import _native, timeline
 from .._torch import trace_structured
 from ..capture import (
+    attention_calls,
     constant_folding,
     constant_masks,
     cudnn_norms,
     filled_by_tensors,
     predicted_strides,
-    written_attention,
 )
 from ..capture.layout import reshape_views
 from ..capture.records import Captured, capture
@@ -202,8 +202,8 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     inference = request.kind == "inference" and not request.autograd
     # Torch's attention rounds elsewhere.
     may_round = request.options.numerics in ("reassoc", "approx")
-    if inference and may_round and written_attention.PASS not in left_out:
-        gm, seen, written = written_attention.as_calls(gm)
+    if inference and may_round and attention_calls.PASS not in left_out:
+        gm, seen, written = attention_calls.as_calls(gm)
     as_given = gm
     if inference and filled_by_tensors.PASS not in left_out:
         gm = filled_by_tensors.expanded(gm)
@@ -214,7 +214,7 @@ def _prepared(gm: fx.GraphModule, request: Request) -> _Prepared:
     if inference and constant_folding.PASS not in left_out:
         gm, constants = constant_folding.with_constants(gm, request.weights)
     done = [
-        (bool(written), written_attention.PASS),
+        (bool(written), attention_calls.PASS),
         (filled, filled_by_tensors.PASS),
         (bool(masks), constant_masks.PASS),
         (gm is not before, constant_folding.PASS),
