@@ -30,20 +30,24 @@ print(*(w.message for w in said if w.category is VerificationWarning))
 
 def demo() -> str:
     """What `make demo` says of its second model on a CPU."""
-    printed = _printed("-m", "hypatia.tools.demo")
-    return printed[printed.index("transformer block on cpu") :].rstrip()
+    text = printed("-m", "hypatia.tools.demo", env=_environment())
+    return text[text.index("transformer block on cpu") :].rstrip()
 
 
 def warning() -> str:
     """What is said of an MLP and a wrong rule."""
-    said = " ".join(_printed("-c", _WARN).split())
+    said = " ".join(printed("-c", _WARN, env=_environment()).split())
     return textwrap.fill(said, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _printed(*arguments: str) -> str:
-    environment = {**os.environ, "HYPATIA_CACHE": "off", "CUDA_VISIBLE_DEVICES": ""}
+def printed(*arguments: str, env: dict[str, str]) -> str:
+    """What Python prints that is called so, in a process of its own."""
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "HYPATIA_CACHE": "off", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def masked(text: str) -> str:

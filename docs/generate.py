@@ -59,8 +59,8 @@ def rules() -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    stale = []
+def stale() -> dict[str, str]:
+    """Pages that say what is no more, and what they should say."""
     readme, verification = ((HERE / name).read_text() for name in ("../README.md", "verification.md"))
     written = (
         ("ops.md", ops()),
@@ -70,14 +70,16 @@ def main() -> None:
         ("../README.md", examples.renewed(readme, examples.DEMO, examples.demo())),
         ("verification.md", examples.renewed(verification, examples.WARNING, examples.warning())),
     )
-    for name, text in written:
-        path = HERE / name
-        if not path.exists() or path.read_text() != text:
-            stale.append(name)
-            if "--check" not in sys.argv:
-                path.write_text(text)
-    if stale and "--check" in sys.argv:
-        sys.exit(f"stale: {', '.join(stale)}; run `make docs`")
+    pages = ((name, HERE / name, text) for name, text in written)
+    return {name: text for name, path, text in pages if not path.exists() or path.read_text() != text}
+
+
+def main() -> None:
+    found = stale()
+    if found and "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(found)}; run `make docs`")
+    for name, text in found.items():
+        (HERE / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ os.environ.setdefault("HYPATIA_CACHE", "off")
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 import hypatia.compiler.pipeline
 import hypatia.execute.timing
@@ -27,11 +29,25 @@ def pytest_configure(config: pytest.Config) -> None:
     """One thread per process: suites run in several, and reductions must add in one order.
 
     Internal errors fail a test: falling back to eager would hide them. No clock decides which form of a
-    call is kept.
+    call is kept, and Dynamo does not time its guards, for which it empties the caches of the processor.
     """
+    # A million objects come with what suites import, and all of them stay.
+    gc.set_threshold(20_000, 20, 20)
     torch.set_num_threads(1)
     hypatia.compiler.pipeline.raise_errors = True
     hypatia.execute.timing.instead = lambda forms: {name: 1.0 + PREFERRED.index(name) for name in forms}
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+
+
+def pytest_collection_finish() -> None:
+    """What collecting imported is there to stay: collections of garbage need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries that look at their leaks at the end of a process must find none."""
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+import fresh
 import hypatia
 from hypatia import _native, store
 from hypatia.capture import records
@@ -584,8 +585,7 @@ print(*seen, sep="\\n")
 
 def without_memory(code: str) -> list[str]:
     """The lines that a process prints whose memory is limited for a while."""
-    command = [sys.executable, "-c", LIMITED + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = fresh.run(LIMITED + code)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

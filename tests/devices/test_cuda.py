@@ -6,13 +6,12 @@ import ast
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import fresh
 from hypatia import _native, store
 from hypatia.devices import cuda, cuda_libraries
 from hypatia.execute import plans
@@ -120,8 +119,8 @@ def test_without_a_gpu_everything_says_so() -> None:
     with pytest.raises(_native.HypatiaError):
         product.tune(0, 0, 1 << 30)
     for script in ("run.py", "bench.py"):
-        command = [sys.executable, str(ROOT / "tests_gpu" / script)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = fresh.run(ROOT / "tests_gpu" / script)
+        assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == 1
         assert "torch sees no GPU" in done.stdout
 
@@ -142,8 +141,7 @@ def test_all_checks_for_a_gpu_are_ones_that_the_runner_calls() -> None:
     """They import no pytest, nothing in them waits for pytest, and no function waits for nobody."""
     folder = ROOT / "tests_gpu"
     everything = "".join(p.read_text() for p in folder.glob("*.py"))
-    command, environment = [sys.executable, "-c", CHECKS], {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = fresh.run(CHECKS, env={**os.environ, "PYTHONPATH": str(folder)})
     assert done.returncode == 0, done.stderr
     called = set(done.stdout.split())
     for path in folder.glob("test_*.py"):

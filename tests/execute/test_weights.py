@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import fresh
 import hypatia
 from hypatia.execute.binding import Binding, _laid
 
@@ -137,11 +138,10 @@ def test_weights_that_changed_are_not_shared_with_a_plan_at_another_size() -> No
 
 
 SHARDED = """
-import os, sys, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-sys.path.insert(0, sys.argv[1])
 from test_weights import Block
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -171,12 +171,8 @@ dist.destroy_process_group()
 
 def test_sharded_models_see_the_weights_of_this_call() -> None:
     """Inference between training steps: ``fully_shard`` fills the same memory with other weights."""
-    run = subprocess.run(
-        [sys.executable, "-c", SHARDED, __file__.rpartition("/")[0]],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    tests = Path(__file__).parents[1]
+    run = fresh.run(SHARDED, env={**os.environ, "PYTHONPATH": f"{tests / 'execute'}{os.pathsep}{tests}"})
     assert run.returncode == 0, run.stderr
     assert max(map(float, run.stdout.split())) < 1e-5, run.stdout
 

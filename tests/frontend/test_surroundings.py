@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import fresh
 import hypatia
 from hypatia.execute import plans
 from outcomes import Call, assert_like_eager, grad_modes, mlp
@@ -223,13 +222,7 @@ def test_threads_that_compile_at_once(shared: bool, grad: bool) -> None:
 
 def run_script(text: str, **environment: str) -> str:
     """What a program of its own prints; it must end well and in time."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    done = fresh.run(textwrap.dedent(text), env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

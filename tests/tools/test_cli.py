@@ -22,6 +22,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+import fresh
 import hypatia
 from hypatia import _native, faults, store, timeline
 from hypatia.devices import cuda_libraries
@@ -302,13 +303,9 @@ def on_a_terminal(*arguments: str, columns: int, **environment: str) -> tuple[st
     for _, end in ends:
         termios.tcsetwinsize(end, (40, columns))
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "CI")}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "hypatia", *arguments],
-        stdout=ends[0][1],
-        stderr=ends[1][1],
-        stdin=subprocess.DEVNULL,
-        env={**kept, "TERM": "xterm-256color", **environment},
-    )
+    names = [os.ttyname(end) for _, end in ends]
+    environment = {**kept, "TERM": "xterm-256color", **environment}
+    child = fresh.start("module", "hypatia", arguments, names, env=environment)
     texts: list[bytes] = [b"", b""]
 
     def read(at: int) -> None:
@@ -318,15 +315,16 @@ def on_a_terminal(*arguments: str, columns: int, **environment: str) -> tuple[st
                 texts[at] += part
 
     readers = [threading.Thread(target=read, args=(at,)) for at in range(2)]
-    for _, end in ends:
-        os.close(end)
     for reader in readers:
         reader.start()
-    assert child.wait() == 0, texts
+    code = fresh.wait(child)
+    for _, end in ends:
+        os.close(end)
     for reader in readers:
         reader.join()
     for end, _ in ends:
         os.close(end)
+    assert code == 0, texts
     return texts[0].decode(), texts[1].decode()
 
 
