@@ -8,6 +8,7 @@ cannot be asked for, and values that stay where they are in all of them must be 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,8 @@ class Noise(TorchDispatchMode):
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
                 result.copy_(self._moved(result))
             return result
+        if name == "native_layer_norm" and math.prod(args[1]) == 1 and self.seed % 2:
+            result = (self._of_one_number(result[0], args), *result[1:])
         if isinstance(result, (tuple, list)):
             return type(result)(self._moved(r) if isinstance(r, torch.Tensor) else r for r in result)
         return self._moved(result) if isinstance(result, torch.Tensor) else result
@@ -102,6 +105,12 @@ class Noise(TorchDispatchMode):
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
+
+    def _of_one_number(self, value: torch.Tensor, args: Any) -> torch.Tensor:
+        """What a norm of rows of one number is without roundings: each is its own mean, and nothing is left.
+        Eager subtracts products of both, and has the digits that these lose."""
+        shift = torch.zeros_like(value) if args[3] is None else args[3].expand_as(value).to(value)
+        return torch.where(args[0].isfinite() & value.isfinite(), shift, value)
 
     def _underflowed(self, name: str, value: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
         """Some of the zeros of a function that has none there, as the smallest numbers of their sign."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hypatia
@@ -352,6 +353,23 @@ def test_the_sign_of_a_sum_of_zeros_is_the_kernels_choice() -> None:
         signs = torch.signbit(column @ negative)
     assert signs.any()
     assert not signs.all()
+
+
+def test_a_norm_of_one_number_may_be_exact() -> None:
+    """Eager has noise there, which a division makes large; without it the quotient is NaN."""
+    x = torch.randn(64, 1, generator=torch.Generator().manual_seed(0)).half() / 3
+    half = torch.full((1,), 0.5).half()
+    assert F.layer_norm(x, (1,)).any()
+    zeros, halves = [], []
+    for seed in range(4):
+        with Noise(seed, 1.0):
+            zeros.append(not F.layer_norm(x, (1,)).abs().gt(1e-6).any())
+            halves.append(bool(F.layer_norm(x, (1,), half, half).sub(0.5).abs().max() < 2e-3))
+    assert zeros == [False, True, False, True]
+    assert all(halves)
+    odd = torch.tensor([[float("inf")], [1.0]])
+    with Noise(1, 1.0):
+        assert F.layer_norm(odd, (1,)).isnan().tolist() == [[True], [False]]
 
 
 def test_an_overflow_that_eager_has_not_may_end_as_another_number() -> None:

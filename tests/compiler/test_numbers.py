@@ -519,3 +519,23 @@ def test_constants_keep_all_their_digits(number: float) -> None:
     x = torch.linspace(-2, 2, 64, dtype=torch.float64)
     optimized = hypatia.optimize(Scaled(), x, options={"verify": "off"})
     assert torch.equal(optimized(x), Scaled()(x))
+
+
+@pytest.mark.parametrize("width", [2, 200])
+@pytest.mark.parametrize("follows", ["nothing", "division", "cast"])
+def test_probabilities_below_the_normal_numbers(follows: str, width: int) -> None:
+    """Who divides by them, or takes their logarithm, sees them; products do not."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 1.0).softmax(-1)
+        return {"nothing": y, "division": y / y, "cast": y.double() * 1e40}[follows]
+
+    x = torch.full((3, width), -200.0)
+    x[:, 0], x[:, 1] = 0.0, -98.0
+    with torch.no_grad():
+        compiled = hypatia.compile(Model(f), torch.randn(3, width))
+        found, eager = compiled(x), Model(f)(x)
+    assert eager[0, 1] != 0
+    torch.testing.assert_close(found, eager, equal_nan=True)
+    assert torch.equal(found == 0, eager == 0)
+    assert [report.no_plan for report in compiled.reports] == [""]

@@ -434,3 +434,25 @@ def test_a_value_that_is_changed_behind_autograd_keeps_its_gradient(entry: str) 
             each(x).square().sum().backward()
             found.append([p.grad.clone() for p in model.parameters()])
         torch.testing.assert_close(*found)
+
+
+class _Cancels(nn.Module):
+    """Gradients of `x` that cancel, beside a small one of a result that nothing else reads."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.sigmoid(x)
+        z = x - x
+        return (z * w).sum(), torch.neg(z) * 2, y
+
+
+def test_gradients_are_added_in_eagers_order() -> None:
+    model = _Cancels()
+    x, w = torch.randn(4, 5), torch.full((4, 5), 3e38)
+    found = []
+    for call in (model, hypatia.optimize(model, x.clone().requires_grad_(), w.sqrt())):
+        given = x.clone().requires_grad_()
+        first, second, third = call(given, w)
+        (first + second.sum() + third.sum()).backward()
+        found.append(given.grad)
+    assert found[0].all()
+    assert torch.equal(*found)

@@ -256,7 +256,7 @@ fn kernels(device: &'static Device) -> Result<()> {
             speed(device, &kernel, &[bytes, columns * dtype.size(), bytes])?,
         );
         for op in [
-            RowOp::Softmax,
+            RowOp::Softmax { flushes: false },
             RowOp::LayerNorm { eps: 1e-5 },
             RowOp::RmsNorm { eps: 1e-6 },
         ] {

@@ -258,7 +258,7 @@ impl Running<'_> {
         let dims = ints((0..r.reduced).map(|d| d as i64 - r.reduced as i64));
         let number = |v: f64| attr(Attr::float(v));
         let mut y = match r.rows.op() {
-            RowOp::Softmax => eval("softmax", &[x, last])?,
+            RowOp::Softmax { .. } => eval("softmax", &[x, last])?,
             RowOp::LogSoftmax => eval("log_softmax", &[x, last])?,
             RowOp::LayerNorm { eps } => eval("layer_norm", &[x, sizes, none(), none(), number(eps)])?,
             RowOp::RmsNorm { eps } => eval("rms_norm", &[x, sizes, none(), number(eps)])?,

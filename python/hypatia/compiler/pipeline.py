@@ -31,7 +31,7 @@ from ..execute import plans
 from ..execute.folding import folded_bytes
 from ..execute.plans import Planner
 from ..options import Options
-from . import changed_inputs, program_cache
+from . import changed_inputs, order, program_cache
 from .rebuild import Rebuilt, rebuild
 from .report import GraphReport
 
@@ -238,6 +238,8 @@ def _compile(gm: fx.GraphModule, request: Request) -> CompiledGraph:
     optimization, rebuilt = _rebuilt(searched, captured, request)
     optimized = rebuilt.module
     if request.autograd:
+        order.as_captured(optimized.graph, rebuilt.origins)
+        optimized.recompile()
         changed_inputs.protect(searched, optimized)
     copies = folded_bytes(optimized)
     if options.weight_copies is not None and copies > options.weight_copies:

@@ -50,6 +50,8 @@ class Rebuilt(NamedTuple):
     module: fx.GraphModule
     names: dict[int, str]
     """Names of its nodes by their number in the program."""
+    origins: dict[fx.Node, int]
+    """The places of captured nodes that its nodes stand for."""
 
 
 def rebuild(
@@ -107,7 +109,9 @@ class _Rebuilder:
         self._changes_last(out)
         root = _torch.make_graph_module(self._attributes(), self.graph, self.gm.__class__.__name__)
         root.meta = dict(self.gm.meta)
-        return Rebuilt(root, {nodes[i]["id"]: node.name for i, node in self.env.items()})
+        places = {self.env[i]: item["origin"] for i, item in enumerate(nodes) if i in self.env}
+        origins = {node: place for node, place in places.items() if place is not None}
+        return Rebuilt(root, {nodes[i]["id"]: node.name for i, node in self.env.items()}, origins)
 
     def build_values(self, emission: Emission) -> fx.GraphModule:
         for node in self.old:

@@ -69,7 +69,7 @@ pub(super) fn exponentials(logits: &Operand, shape: [usize; 2]) -> Result<(Plan,
 
 fn word(op: RowOp) -> &'static str {
     match op {
-        RowOp::Softmax => "softmax",
+        RowOp::Softmax { .. } => "softmax",
         RowOp::LogSoftmax => "log_softmax",
         RowOp::LayerNorm { .. } => "layer_norm",
         RowOp::RmsNorm { .. } => "rms_norm",

@@ -439,7 +439,7 @@ fn samples() -> Vec<Kernel> {
         kernels.push(pointwise(&region, &shape, &[a, b], &[c]).unwrap());
     }
     let ops = [
-        RowOp::Softmax,
+        RowOp::Softmax { flushes: false },
         RowOp::LogSoftmax,
         RowOp::LayerNorm { eps: 1e-5 },
         RowOp::RmsNorm { eps: 1e-6 },

@@ -9,7 +9,7 @@
 //! use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
 //!
 //! let (x, mut out) = ([0.0f32, 0.0, 1.0, 1.0], [0.0f32; 4]);
-//! let softmax = Rowwise::new(RowOp::Softmax, DType::F32)?;
+//! let softmax = Rowwise::new(RowOp::Softmax { flushes: false }, DType::F32)?;
 //! softmax.run(1, &[2, 2], 1, &[View::new(&x, &[2, 1])], &mut [ViewMut::new(&mut out, &[2, 1])])?;
 //! assert_eq!(out, [0.5; 4]);
 //! # Ok::<(), hypatia_runtime::Error>(())

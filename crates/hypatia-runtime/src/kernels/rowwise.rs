@@ -9,7 +9,10 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum RowOp {
-    Softmax,
+    Softmax {
+        /// Probabilities below the normal numbers may be zero: processors are slow at them.
+        flushes: bool,
+    },
     LogSoftmax,
     /// (x - mean) / √(variance + eps).
     LayerNorm {

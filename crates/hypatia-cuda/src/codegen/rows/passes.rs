@@ -72,7 +72,7 @@ impl Stages<'_> {
             RowOp::Amax => {
                 fold(true, "most", "-INFINITE", "maximum(most_part, x)", "greatest_or_nan") + &self.one("most")
             }
-            RowOp::Softmax => self.exponentials() + &self.each("exp(x - most) / sum"),
+            RowOp::Softmax { .. } => self.exponentials() + &self.each("exp(x - most) / sum"),
             RowOp::LogSoftmax => {
                 self.exponentials()
                     + &format!("const {number} log_sum = log(sum);\n")

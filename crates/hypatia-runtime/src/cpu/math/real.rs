@@ -79,6 +79,7 @@ real! {
     sign "-1, 0 or 1; 0 for NaN." |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0)), f64::from(i8::from(x > 0.0) - i8::from(x < 0.0));
     exp "eˣ." |x| single::exp::<FMA>(x), x.exp();
     exp_below "eˣ for x that is not above zero; zero instead of denormal f32." |x| single::exp_below::<FMA>(x), x.exp();
+    exp_deep "eˣ for x that is not above zero." |x| single::exp_deep::<FMA>(x), x.exp();
     expm1 "eˣ - 1." |x| single::expm1::<FMA>(x), x.exp_m1();
     log "The natural logarithm." |x| single::log::<FMA>(x), x.ln();
     log1p "log(1 + x)." |x| single::log1p::<FMA>(x), x.ln_1p();

@@ -179,6 +179,17 @@ pub fn exp_below<const FMA: bool>(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { result }
 }
 
+/// eˣ for x that is not above zero, with denormal results. What is zero underflows nowhere, which would take long.
+#[inline(always)]
+pub fn exp_deep<const FMA: bool>(x: f32) -> f32 {
+    let (bits, r) = reduce::<FMA, { BIAS + DEEP }>(at_least(x, LEAST));
+    let shallow = if x < LEAST { 0.0 } else { SHALLOW };
+    exp_reduced::<FMA>(r) * power_of_two(bits) * shallow
+}
+
+/// Below this an exponential is zero.
+const LEAST: f32 = -104.0;
+
 /// eˣ - 1.
 #[inline(always)]
 pub fn expm1<const FMA: bool>(x: f32) -> f32 {

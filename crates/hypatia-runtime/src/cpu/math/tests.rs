@@ -159,6 +159,20 @@ fn exponentials_below_zero() {
 }
 
 #[test]
+fn exponentials_far_below_zero() {
+    for i in 0..1_050_000 {
+        let x = i as f32 * -1e-4;
+        let error = error(single::exp_deep::<true>(x), f64::from(x).exp());
+        assert!(error <= 2.0, "{error} ulp at {x}");
+    }
+    assert_eq!(single::exp_deep::<true>(-0.0), 1.0);
+    for x in [-104.5, -1e30, f32::NEG_INFINITY] {
+        assert_eq!(single::exp_deep::<true>(x), 0.0);
+    }
+    assert!(single::exp_deep::<true>(f32::NAN).is_nan());
+}
+
+#[test]
 fn all_lengths_are_served() {
     for len in [0, 1, 2, 15, 16, 17, 31, 33, 127, 1000] {
         let mut values: Vec<f32> = (0..len).map(|i| i as f32 / 100.0 - 1.0).collect();

@@ -229,22 +229,27 @@ fn normalise<T: Number, S: Source<T>, const L: usize, const FMA: bool>(
     // By numbers, since pairs of chunks are counted by divisions, which take longer than a short row.
     let span = |row: usize| row * width..(row + 1) * width;
     match op {
-        RowOp::Softmax | RowOp::LogSoftmax => {
+        RowOp::Softmax { .. } | RowOp::LogSoftmax => {
+            let (logs, deep) = (op == RowOp::LogSoftmax, op == RowOp::Softmax { flushes: false });
             for row in 0..rows {
                 // A NaN that the comparison passes over comes back in the exponentials.
                 let more = |a, b| if b > a { b } else { a };
                 most[row] = greatest::<T, S, L>(x.part(span(row)), more);
             }
             for row in 0..rows {
-                let total = exponentials::<T, S, FMA>(x.part(span(row)), &mut y[span(row)], most[row]);
-                scale[row] = T::from_f64(if op == RowOp::Softmax { 1.0 / total } else { total.ln() });
+                let (x, y, most) = (x.part(span(row)), &mut y[span(row)], most[row]);
+                let total = match deep {
+                    true => exponentials::<T, S, FMA, true>(x, y, most),
+                    false => exponentials::<T, S, FMA, false>(x, y, most),
+                };
+                scale[row] = T::from_f64(if logs { total.ln() } else { 1.0 / total });
             }
             for row in 0..rows {
                 let (x, y, most, scale) = (x.part(span(row)), &mut y[span(row)], most[row], scale[row]);
-                if op == RowOp::Softmax {
-                    y.iter_mut().for_each(|v| *v = *v * scale);
-                } else {
+                if logs {
                     map::<T, S, L>(x, y, Finish::Nothing, |v| (v - most) - scale);
+                } else {
+                    y.iter_mut().for_each(|v| *v = *v * scale);
                 }
             }
         }
@@ -354,8 +359,15 @@ fn zip<T: Number, S: Source<T>, const L: usize>(x: S, a: &[T], b: &[T], y: &mut 
 
 /// Writes the exponentials of what is left of a row without its greatest element, and sums them.
 #[inline(always)]
-fn exponentials<T: Number, S: Source<T>, const FMA: bool>(x: S, y: &mut [T], most: T) -> f64 {
+fn exponentials<T: Number, S: Source<T>, const FMA: bool, const DEEP: bool>(x: S, y: &mut [T], most: T) -> f64 {
     let zero = T::from_f64(0.0);
+    let exp = |v: T| {
+        if DEEP {
+            v.exp_deep::<FMA>()
+        } else {
+            v.exp_below::<FMA>()
+        }
+    };
     let mut total = 0.0;
     for (block, y) in y.chunks_mut(BLOCK).enumerate() {
         let x = x.part(block * BLOCK..block * BLOCK + y.len());
@@ -365,12 +377,12 @@ fn exponentials<T: Number, S: Source<T>, const FMA: bool>(x: S, y: &mut [T], mos
         let done = chunks.len() * NARROW;
         for (number, y) in chunks.iter_mut().enumerate() {
             x.each::<NARROW>(number, |i, v| {
-                y[i] = (v - most).exp_below::<FMA>();
+                y[i] = exp(v - most);
                 lanes[i] = lanes[i] + y[i];
             });
         }
         for (i, (lane, y)) in lanes.iter_mut().zip(rest).enumerate() {
-            *y = (x.at(done + i) - most).exp_below::<FMA>();
+            *y = exp(x.at(done + i) - most);
             *lane = *lane + *y;
         }
         total += join(lanes, |a, b| a + b).to_f64();

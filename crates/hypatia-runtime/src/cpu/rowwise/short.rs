@@ -85,12 +85,12 @@ mod avx512 {
     const LANES: usize = 16;
 
     macro_rules! by_vectors {
-        ($vectors:expr, $kernel:ident $(, $more:literal)?) => {
+        ($vectors:expr, $kernel:ident $(, $more:literal)*) => {
             [
-                $kernel::<1 $(, $more)?> as Kernel,
-                $kernel::<2 $(, $more)?>,
-                $kernel::<3 $(, $more)?>,
-                $kernel::<4 $(, $more)?>,
+                $kernel::<1 $(, $more)*> as Kernel,
+                $kernel::<2 $(, $more)*>,
+                $kernel::<3 $(, $more)*>,
+                $kernel::<4 $(, $more)*>,
             ][$vectors - 1]
         };
     }
@@ -98,8 +98,9 @@ mod avx512 {
     pub(super) fn kernel(op: RowOp, width: usize) -> Option<Kernel> {
         let vectors = width.div_ceil(LANES);
         Some(match op {
-            RowOp::Softmax => by_vectors!(vectors, softmax, false),
-            RowOp::LogSoftmax => by_vectors!(vectors, softmax, true),
+            RowOp::Softmax { flushes: false } => by_vectors!(vectors, softmax, false, true),
+            RowOp::Softmax { flushes: true } => by_vectors!(vectors, softmax, false, false),
+            RowOp::LogSoftmax => by_vectors!(vectors, softmax, true, false),
             RowOp::LayerNorm { .. } => by_vectors!(vectors, layer_norm),
             RowOp::RmsNorm { .. } => by_vectors!(vectors, rms_norm),
             RowOp::Sum | RowOp::Mean | RowOp::Amax => return None,
@@ -207,7 +208,7 @@ mod avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn softmax<const V: usize, const LOG: bool>(s: &Short) {
+    unsafe fn softmax<const V: usize, const LOG: bool, const DEEP: bool>(s: &Short) {
         // It changes no maximum, and its exponential no sum.
         let none = _mm512_set1_ps(f32::NEG_INFINITY);
         for row in 0..s.count {
@@ -220,7 +221,7 @@ mod avx512 {
             // A NaN that the comparison passes over comes back in the exponentials.
             let most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
             let below = x.map(|x| _mm512_sub_ps(x, most));
-            let exps = below.map(|x| exp_below(x));
+            let exps = below.map(|x| exponential::<DEEP>(x));
             let total = sum(exps);
             let y = match LOG {
                 true => {
@@ -239,11 +240,14 @@ mod avx512 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    fn exp_below(x: __m512) -> __m512 {
+    fn exponential<const DEEP: bool>(x: __m512) -> __m512 {
         // SAFETY: both are sixteen floats.
         let mut lanes: [f32; LANES] = unsafe { std::mem::transmute(x) };
         for x in &mut lanes {
-            *x = x.exp_below::<true>();
+            *x = match DEEP {
+                true => x.exp_deep::<true>(),
+                false => x.exp_below::<true>(),
+            };
         }
         // SAFETY: as above.
         unsafe { std::mem::transmute(lanes) }

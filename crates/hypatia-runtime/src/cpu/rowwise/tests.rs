@@ -6,8 +6,11 @@ use super::*;
 use crate::kernels::region::{Instruction, Op, Rounding};
 use crate::kernels::rowwise::RowOp;
 
-const OPS: [RowOp; 7] = [
-    RowOp::Softmax,
+const SOFTMAX: RowOp = RowOp::Softmax { flushes: false };
+
+const OPS: [RowOp; 8] = [
+    SOFTMAX,
+    RowOp::Softmax { flushes: true },
     RowOp::LogSoftmax,
     RowOp::LayerNorm { eps: 1e-5 },
     RowOp::RmsNorm { eps: 1e-6 },
@@ -27,7 +30,7 @@ fn plain(op: RowOp, x: &[f64], round: fn(f64) -> f64) -> Vec<f64> {
     let exps: Vec<f64> = x.iter().map(|v| round(round(v - most).exp())).collect();
     let total = sum(&exps);
     match op {
-        RowOp::Softmax => exps.iter().map(|e| round(e / total)).collect(),
+        RowOp::Softmax { .. } => exps.iter().map(|e| round(e / total)).collect(),
         RowOp::LogSoftmax => x.iter().map(|v| round(round(v - most) - round(total.ln()))).collect(),
         RowOp::LayerNorm { eps } => {
             let mean = round(sum(x) / n);
@@ -109,7 +112,7 @@ fn strided_rows_and_several_dimensions() {
     let x = numbers(3 * 10 * 40, 0.0);
     let (shape, strides) = ([3, 7, 30], [400isize, 40, 1]);
     let mut out = vec![0f32; 3 * 7 * 30];
-    Rowwise::new(RowOp::Softmax, DType::F32)
+    Rowwise::new(SOFTMAX, DType::F32)
         .unwrap()
         .run(
             1,
@@ -123,7 +126,7 @@ fn strided_rows_and_several_dimensions() {
         let values: Vec<f64> = (0..210)
             .map(|i| f64::from(x[row * 400 + i / 30 * 40 + i % 30]))
             .collect();
-        assert!(worst(&out[row * 210..(row + 1) * 210], &plain(RowOp::Softmax, &values, |v| v)) < 1e-7);
+        assert!(worst(&out[row * 210..(row + 1) * 210], &plain(SOFTMAX, &values, |v| v)) < 1e-7);
     }
 }
 
@@ -402,8 +405,19 @@ fn not_a_number_and_infinities() {
     for op in OPS {
         assert!(run(op, &nan).iter().all(|v| v.is_nan()), "{op:?}");
     }
-    assert_eq!(run(RowOp::Softmax, &[0.0, f32::NEG_INFINITY]), [1.0, 0.0]);
-    assert!(run(RowOp::Softmax, &[f32::NEG_INFINITY; 2]).iter().all(|v| v.is_nan()));
+    assert_eq!(run(SOFTMAX, &[0.0, f32::NEG_INFINITY]), [1.0, 0.0]);
+    assert!(run(SOFTMAX, &[f32::NEG_INFINITY; 2]).iter().all(|v| v.is_nan()));
+    for (width, flushes) in [(2, false), (200, false), (2, true), (200, true)] {
+        // Of registers and of memory.
+        let mut x = vec![f32::NEG_INFINITY; width];
+        (x[0], x[1]) = (0.0, -98.0);
+        let out = run(RowOp::Softmax { flushes }, &x);
+        let least = if flushes { 0.0 } else { (-98f64).exp() as f32 };
+        assert_eq!(
+            (out[0], out[1], out[width - 1]),
+            (1.0, least, if width > 2 { 0.0 } else { least })
+        );
+    }
     assert_eq!(run(RowOp::Amax, &[1.0, f32::INFINITY]), [f32::INFINITY]);
     assert_eq!(run(RowOp::Amax, &[f32::NEG_INFINITY]), [f32::NEG_INFINITY]);
 }
@@ -430,7 +444,7 @@ fn empty_rows() {
         &mut [ViewMut::new(&mut out, &[1])],
     );
     assert!(refused.is_err());
-    let norm = Rowwise::new(RowOp::Softmax, DType::F32).unwrap();
+    let norm = Rowwise::new(SOFTMAX, DType::F32).unwrap();
     norm.run(
         1,
         &[0, 3],
@@ -444,7 +458,7 @@ fn empty_rows() {
 #[test]
 fn mistakes_are_refused() {
     assert!(Rowwise::new(RowOp::Sum, DType::I64).is_err());
-    let norm = Rowwise::new(RowOp::Softmax, DType::F32).unwrap();
+    let norm = Rowwise::new(SOFTMAX, DType::F32).unwrap();
     let (x, mut out) = ([0f32; 4], [0f64; 4]);
     assert!(
         norm.run(

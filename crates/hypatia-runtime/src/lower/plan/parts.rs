@@ -32,7 +32,8 @@ impl Lowering<'_> {
         (parts.len() > 1 && apart && returned).then_some(parts)
     }
 
-    fn users_of(&self, id: Id) -> Vec<Id> {
+    /// The nodes that read a node in every call.
+    pub(super) fn users_of(&self, id: Id) -> Vec<Id> {
         let uses = |user: &Id| self.program.node(*user).children.contains(&id);
         let alive = self.program.reachable().into_iter();
         alive

@@ -210,7 +210,10 @@ impl Lowering<'_> {
             return None;
         }
         Some(match self.name(id) {
-            "softmax" | "softmax_f32" if last(1) => (RowOp::Softmax, 1),
+            "softmax" | "softmax_f32" if last(1) => {
+                let flushes = self.is_for_products(id);
+                (RowOp::Softmax { flushes }, 1)
+            }
             "log_softmax" | "log_softmax_f32" if last(1) => (RowOp::LogSoftmax, 1),
             "layer_norm" => (
                 RowOp::LayerNorm {
@@ -234,6 +237,18 @@ impl Lowering<'_> {
             "amax" => (RowOp::Amax, trailing(1)?),
             _ => return None,
         })
+    }
+
+    /// Whether products alone read a node, in this or another shape or dtype: what is below the normal numbers adds
+    /// nothing to their sums.
+    fn is_for_products(&self, id: Id) -> bool {
+        let users = self.users_of(id);
+        let product = |user: &Id| match self.name(*user) {
+            "matmul" | "bmm" | "mm" | "linear" | "addmm" | "baddbmm" => true,
+            "reshape" | "permute" | "expand" | "contiguous" | "detach" | "cast" => self.is_for_products(*user),
+            _ => false,
+        };
+        !users.is_empty() && users.iter().all(product)
     }
 
     /// A row op; with a node that multiplies its rows by a weight, the step is that of this node.
