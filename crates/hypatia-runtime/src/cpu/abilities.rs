@@ -27,5 +27,6 @@ pub const ABILITIES: Abilities = Abilities {
         linear: PRODUCTS,
         by: Convolutions::Onednn,
     }),
+    puts_together: true,
     ..Abilities::NONE
 };
