@@ -20,7 +20,7 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 MIN_RUST := $(shell sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
 
 BIN := $(abspath $(HYPATIA_VENV))/bin
-PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 RUST_SOURCES := $(shell find crates -path '*/src/*' -type f -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 # Where Rust tests find the compiler of CUDA kernels, if torch has brought it.
@@ -104,11 +104,11 @@ deny: ## licenses, versions, sources and known faults of the crates that are use
 
 .PHONY: test-opinfo
 test-opinfo: build ## all of PyTorch's op database; summary in bench/out/opinfo.{json,md}
-	@HYPATIA_OPINFO=all $(PYTEST) --dist worksteal tests/test_opinfo.py
+	@HYPATIA_OPINFO=all $(PYTEST) tests/test_opinfo.py
 
 .PHONY: test-modules
 test-modules: build ## all of PyTorch's module database, in inference
-	@HYPATIA_MODULES=all $(PYTEST) --dist worksteal tests/test_modules.py
+	@HYPATIA_MODULES=all $(PYTEST) tests/test_modules.py
 
 .PHONY: test-zoo
 test-zoo: build ## the whole zoo of architectures, slow ones included

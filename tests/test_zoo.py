@@ -33,7 +33,7 @@ SEED = 7
 pytestmark = pytest.mark.filterwarnings("error::hypatia.errors.PrecisionWarning")
 """A model that is rolled back is checked as it was captured, which is no check."""
 
-QUICK_IN_EVAL = {"mlp_3", "bert", "vit", "resnet18", "unet"}
+QUICK_IN_EVAL = {"mlp_3", "bert", "vit", "resnet_short", "unet"}
 """Entries whose gradients in eval mode (no dropout, frozen statistics) are checked in every run."""
 
 

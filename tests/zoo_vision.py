@@ -8,28 +8,68 @@ from torch import nn
 from zoo import Inputs, image, register
 
 
-@register("resnet18", image(32))
+@register("resnet_short", image(32))
+def _resnet_short() -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    return ResNet(BasicBlock, [2, 1, 1, 1], num_classes=10)
+
+
+@register("resnet18", image(32), slow=True)
 def _resnet18() -> nn.Module:
     from torchvision.models import resnet18
 
     return resnet18(weights=None, num_classes=10)
 
 
-@register("mobilenet_v2", image(32))
+@register("mobilenet_v2_short", image(32))
+def _mobilenet_v2_short() -> nn.Module:
+    """Stages of at most two blocks: how much wider inside, channels, blocks, stride."""
+    from torchvision.models import mobilenet_v2
+
+    stages = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2], [6, 96, 2, 2], [6, 160, 1, 2]]
+    return mobilenet_v2(weights=None, num_classes=10, width_mult=0.35, inverted_residual_setting=stages)
+
+
+@register("mobilenet_v2", image(32), slow=True)
 def _mobilenet_v2() -> nn.Module:
     from torchvision.models import mobilenet_v2
 
     return mobilenet_v2(weights=None, num_classes=10, width_mult=0.35)
 
 
-@register("mobilenet_v3", image(32))
+@register("mobilenet_v3_short", image(32))
+def _mobilenet_v3_short() -> nn.Module:
+    """A block of each kind: with and without gates, residuals and hardswish."""
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
+
+    rows = [
+        (16, 3, 16, 16, True, "RE", 2, 1),
+        (16, 3, 72, 24, False, "RE", 2, 1),
+        (24, 3, 88, 24, False, "RE", 1, 1),
+        (24, 5, 96, 40, True, "HS", 2, 1),
+        (40, 5, 240, 40, True, "HS", 1, 1),
+    ]
+    return MobileNetV3([InvertedResidualConfig(*row, 0.5) for row in rows], 512, num_classes=10)
+
+
+@register("mobilenet_v3", image(32), slow=True)
 def _mobilenet_v3() -> nn.Module:
     from torchvision.models import mobilenet_v3_small
 
     return mobilenet_v3_small(weights=None, num_classes=10, width_mult=0.5)
 
 
-@register("efficientnet_b0", image(32))
+@register("efficientnet_short", image(32))
+def _efficientnet_short() -> nn.Module:
+    """How much wider inside, kernel, stride, channels before and after, blocks."""
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    rows = [(1, 3, 1, 32, 16, 1), (6, 3, 2, 16, 24, 2), (6, 5, 2, 24, 40, 1), (6, 3, 2, 40, 80, 2)]
+    return EfficientNet([MBConvConfig(*row) for row in rows], dropout=0.2, num_classes=10)
+
+
+@register("efficientnet_b0", image(32), slow=True)
 def _efficientnet_b0() -> nn.Module:
     from torchvision.models import efficientnet_b0
 

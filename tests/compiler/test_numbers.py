@@ -5,6 +5,7 @@ A first call is checked by the compiler itself. What is tested here are later ca
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -323,14 +324,20 @@ def test_a_proof_whose_sides_share_terms_of_the_rule_holds() -> None:
 
 def sides(pair: dict[str, Any]) -> fx.GraphModule | None:
     """A graph with the two sides of a rule as results; none if torch refuses such a program."""
+    return _sides(json.dumps([pair["inputs"], pair["emission"]]))
+
+
+@functools.cache
+def _sides(text: str) -> fx.GraphModule | None:
+    inputs, emission = json.loads(text)
     graph, mode = fx.Graph(), FakeTensorMode()
-    for i, (dtype, shape, _) in enumerate(pair["inputs"]):
+    for i, (dtype, shape, _) in enumerate(inputs):
         with mode:
             graph.placeholder(f"x{i}").meta["val"] = torch.empty(shape, dtype=getattr(torch, dtype))
     graph.output(())
     gm = fx.GraphModule(nn.Module(), graph)
     try:
-        return rebuild_values(gm, capture(gm), pair["emission"])
+        return rebuild_values(gm, capture(gm), emission)
     except (RuntimeError, ValueError, IndexError):
         return None
 

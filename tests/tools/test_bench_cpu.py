@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import multiprocessing
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,12 @@ def test_peers_compute_the_model(load: Any, name: str) -> None:
     assert peer.compile_seconds is not None
 
 
-def test_the_other_process(load: Any) -> None:
+def test_the_other_process(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     inductor, cases = load("speed.inductor"), load("speed.cases")
+    # Torch is imported once for the two processes.
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["torch._dynamo", "hypatia.frontend.dynamo"])
+    monkeypatch.setattr(inductor.multiprocessing, "get_context", lambda _: forking)
     case = cases.BY_KEY["linear/1x64→64/fp32"]
     workshop = inductor.Workshop(1, 100.0, warm=False)
     try:
