@@ -67,9 +67,11 @@ _SUMS = _words(
 class Noise(TorchDispatchMode):
     """Moves what inexact ops read and return by up to so many roundings."""
 
-    def __init__(self, seed: int, roundings: float) -> None:
+    def __init__(self, seed: int, roundings: float, *, loose: bool = False) -> None:
+        """With ``loose``, sums need not keep their order: NaN and infinities of theirs are interchangeable."""
         super().__init__()
         self.seed = seed
+        self.loose = loose
         self.roundings = roundings
         self.count = 0
 
@@ -83,7 +85,7 @@ class Noise(TorchDispatchMode):
             args = [self._moved(a) if isinstance(a, torch.Tensor) else a for a in args]
         result = func(*args, **kwargs)
         if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
-            result = self._signed(result)
+            result = self._exchanged(self._signed(result))
         if name in _VANISHING and isinstance(args[0], torch.Tensor):
             result = self._underflowed(name, result, args[0])
         if func._schema.is_mutable:
@@ -105,6 +107,16 @@ class Noise(TorchDispatchMode):
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
+
+    def _exchanged(self, value: torch.Tensor) -> torch.Tensor:
+        """NaN or an infinity where there is one of them: which one, the order of a sum decides."""
+        if not self.loose or not value.is_floating_point() or bool(value.isfinite().all()):
+            return value
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        which = torch.randint(0, 4, value.shape, generator=dice).to(value.device)
+        others = value.new_tensor([math.nan, math.inf, -math.inf, math.nan])
+        return torch.where(value.isfinite() | (which == 3), value, others[which])
 
     def _of_one_number(self, value: torch.Tensor, args: Any) -> torch.Tensor:
         """What a norm of rows of one number is without roundings: each is its own mean, and nothing is left.
