@@ -53,6 +53,9 @@ _EXACT = _words(
 _VANISHING = _words("gelu silu sigmoid exp exp2 softplus erfc mish")
 """Functions that are zero only where they underflow: with fewer roundings there is a small number."""
 
+_AT_TIES = {"sort": 1, "topk": 2}
+"""Ops that say where numbers were, of which some may be equal, and where they take their dimension."""
+
 HEADROOM = 8.0
 """A number that is closer to the largest one of its dtype than this may overflow in another order."""
 
@@ -68,7 +71,7 @@ class Noise(TorchDispatchMode):
     """Moves what inexact ops read and return by up to so many roundings."""
 
     def __init__(self, seed: int, roundings: float, *, loose: bool = False) -> None:
-        """With ``loose``, sums need not keep their order: NaN and infinities of theirs are interchangeable."""
+        """With ``loose``, sums need not keep their order: NaN and infinities stand for each other."""
         super().__init__()
         self.seed = seed
         self.loose = loose
@@ -79,6 +82,8 @@ class Noise(TorchDispatchMode):
         """Runs one op."""
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
+        if name in _AT_TIES and not kwargs.get("stable"):
+            return self._any_of_equals(func, args, kwargs, _AT_TIES[name])
         if func.is_view or name in _EXACT or not name.strip("_"):
             return func(*args, **kwargs)
         if name in _SUMS:
@@ -107,6 +112,18 @@ class Noise(TorchDispatchMode):
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
+
+    def _any_of_equals(self, func: Any, args: Any, kwargs: Any, place: int) -> Any:
+        """The same numbers; which of equal ones comes first is drawn, as a sort that is not stable may."""
+        x = args[0]
+        if not x.dim() or not x.numel():
+            return func(*args, **kwargs)
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        dim = args[place] if len(args) > place else kwargs.get("dim", -1)
+        shuffled = torch.rand(x.shape, generator=dice).argsort(dim).to(x.device)
+        values, indices = func(x.gather(dim, shuffled), *args[1:], **kwargs)
+        return values, shuffled.gather(dim, indices)
 
     def _exchanged(self, value: torch.Tensor) -> torch.Tensor:
         """NaN or an infinity where there is one of them: which one, the order of a sum decides."""

@@ -388,6 +388,22 @@ def test_an_overflow_that_eager_has_not_may_end_as_another_number() -> None:
     assert run_case(case.replace(entry=exact)).kind == "ok"
 
 
+@pytest.mark.parametrize(
+    "f", [lambda x: x.sort(), lambda x: torch.topk(x, 3, 0), lambda x: x.sort(dim=0, stable=True)]
+)
+def test_which_of_equal_numbers_comes_first_is_drawn(f: Callable[..., Any]) -> None:
+    x = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
+    places = set()
+    for seed in range(8):
+        with Noise(seed, 1.0):
+            values, indices = f(x)
+        assert torch.equal(values, f(x)[0])
+        assert torch.equal(x[indices], values)
+        places.add(tuple(indices.tolist()))
+    stable = f(x)[1].tolist() == [4, 1, 2, 3, 0] and len(places) == 1
+    assert stable or len(places) > 2
+
+
 def test_what_becomes_of_infinities_that_sums_add_is_not_judged() -> None:
     """Two layers of an infinity are NaN, one layer of both weights is an infinity, and `sign` tells."""
     rows = (
