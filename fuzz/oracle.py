@@ -53,6 +53,9 @@ _EXACT = _words(
 _VANISHING = _words("gelu silu sigmoid exp exp2 softplus erfc mish")
 """Functions that are zero only where they underflow: with fewer roundings there is a small number."""
 
+_AT_TIES = {"sort": 1, "topk": 2}
+"""Ops that say where numbers were, of which some may be equal, and where they take their dimension."""
+
 HEADROOM = 8.0
 """A number that is closer to the largest one of its dtype than this may overflow in another order."""
 
@@ -67,9 +70,11 @@ _SUMS = _words(
 class Noise(TorchDispatchMode):
     """Moves what inexact ops read and return by up to so many roundings."""
 
-    def __init__(self, seed: int, roundings: float) -> None:
+    def __init__(self, seed: int, roundings: float, *, loose: bool = False) -> None:
+        """With ``loose``, sums need not keep their order: NaN and infinities stand for each other."""
         super().__init__()
         self.seed = seed
+        self.loose = loose
         self.roundings = roundings
         self.count = 0
 
@@ -77,13 +82,15 @@ class Noise(TorchDispatchMode):
         """Runs one op."""
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
+        if name in _AT_TIES and not kwargs.get("stable"):
+            return self._any_of_equals(func, args, kwargs, _AT_TIES[name])
         if func.is_view or name in _EXACT or not name.strip("_"):
             return func(*args, **kwargs)
         if name in _SUMS:
             args = [self._moved(a) if isinstance(a, torch.Tensor) else a for a in args]
         result = func(*args, **kwargs)
         if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
-            result = self._signed(result)
+            result = self._exchanged(self._signed(result))
         if name in _VANISHING and isinstance(args[0], torch.Tensor):
             result = self._underflowed(name, result, args[0])
         if func._schema.is_mutable:
@@ -105,6 +112,28 @@ class Noise(TorchDispatchMode):
         dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
         negative = torch.rand(value.shape, generator=dice).to(value.device) < 0.5
         return torch.where((value == 0) & negative, -value, value)
+
+    def _any_of_equals(self, func: Any, args: Any, kwargs: Any, place: int) -> Any:
+        """The same numbers; which of equal ones comes first is drawn, as a sort that is not stable may."""
+        x = args[0]
+        if not x.dim() or not x.numel():
+            return func(*args, **kwargs)
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        dim = args[place] if len(args) > place else kwargs.get("dim", -1)
+        shuffled = torch.rand(x.shape, generator=dice).argsort(dim).to(x.device)
+        values, indices = func(x.gather(dim, shuffled), *args[1:], **kwargs)
+        return values, shuffled.gather(dim, indices)
+
+    def _exchanged(self, value: torch.Tensor) -> torch.Tensor:
+        """NaN or an infinity where there is one of them: which one, the order of a sum decides."""
+        if not self.loose or not value.is_floating_point() or bool(value.isfinite().all()):
+            return value
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        which = torch.randint(0, 4, value.shape, generator=dice).to(value.device)
+        others = value.new_tensor([math.nan, math.inf, -math.inf, math.nan])
+        return torch.where(value.isfinite() | (which == 3), value, others[which])
 
     def _of_one_number(self, value: torch.Tensor, args: Any) -> torch.Tensor:
         """What a norm of rows of one number is without roundings: each is its own mean, and nothing is left.

@@ -388,6 +388,48 @@ def test_an_overflow_that_eager_has_not_may_end_as_another_number() -> None:
     assert run_case(case.replace(entry=exact)).kind == "ok"
 
 
+@pytest.mark.parametrize(
+    "f", [lambda x: x.sort(), lambda x: torch.topk(x, 3, 0), lambda x: x.sort(dim=0, stable=True)]
+)
+def test_which_of_equal_numbers_comes_first_is_drawn(f: Callable[..., Any]) -> None:
+    x = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
+    places = set()
+    for seed in range(8):
+        with Noise(seed, 1.0):
+            values, indices = f(x)
+        assert torch.equal(values, f(x)[0])
+        assert torch.equal(x[indices], values)
+        places.add(tuple(indices.tolist()))
+    stable = f(x)[1].tolist() == [4, 1, 2, 3, 0] and len(places) == 1
+    assert stable or len(places) > 2
+
+
+def test_what_becomes_of_infinities_that_sums_add_is_not_judged() -> None:
+    """Two layers of an infinity are NaN, one layer of both weights is an infinity, and `sign` tells."""
+    rows = (
+        Row("v0", "F.linear({0}, {1})", ("x0", "w0")),
+        Row("v2", "F.linear({0}, {1})", ("x0", "w1")),
+        Row("v3", "{0} + {1}", ("v0", "v2")),
+        Row("v1", "torch.sign({0}) * 2", ("v3",)),
+    )
+    x = T((4, 2), values="inf", seed=8)
+    weights = (Weight("w0", T((8, 2), seed=3)), Weight("w1", T((8, 2), seed=4)))
+    case = _case(*rows, weights=weights, name="optimize")
+    first = dataclasses.replace(x, values="normal")
+    inputs = (("x0", first),)
+    case = case.replace(
+        program=dataclasses.replace(case.program, inputs=inputs), plans=(Plan((first,)), Plan((x,)))
+    )
+    assert run_case(case).kind == "ok"
+    infinite = torch.tensor([[float("inf"), 1.0]])
+    for loose, kinds in ((True, 3), (False, 1)):
+        found = set()
+        for seed in range(24):
+            with Noise(seed, 1.0, loose=loose):
+                found.add(torch.sign(infinite @ torch.ones(2, 1)).item())
+        assert len(found) == kinds
+
+
 def test_what_the_oracle_finds() -> None:
     one = torch.ones(3)
     assert _judged(one * 1.0001, one, one.double())
