@@ -330,7 +330,8 @@ class Model(nn.Module):
         self.spelling = spelling
         width, shared = HEADS * WIDTH, spelling.groups * WIDTH
         self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
-        self.key, self.value = nn.Linear(width, shared), nn.Linear(width, shared)
+        # A bias of keys changes nothing: its gradient is zero but for roundings.
+        self.key, self.value = nn.Linear(width, shared, bias=False), nn.Linear(width, shared)
         if spelling.extra == "bias":
             self.bias = nn.Parameter(torch.randn(1, HEADS, ROWS, ROWS))
 

@@ -1,4 +1,4 @@
-"""However attention is written, it becomes one call of torch's."""
+"""However attention is written, it becomes one call of torch's, in inference and in training."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from hypatia.compiler.report import GraphReport
 from hypatia.frontend.dynamo import collecting
 from tests.capture.spellings import OTHERS, SPELLINGS, Model, inputs
 from tests.support import assert_as_close_as_eager
+
+UNFUSED_ON_CPU = {"relative positions", "positions of images"}
+"""In training, torch's kernel for a CPU makes no gradient of a bias."""
+
 
 @pytest.fixture(autouse=True)
 def _errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +77,48 @@ def test_spellings_of_16_bits(name: str) -> None:
 def test_what_is_no_attention_stays(name: str, entry: str) -> None:
     fused, _ = _inferred(name, entry, torch.float32)
     assert fused == 0
+
+
+@pytest.mark.parametrize("entry", ["compile", "backend"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_trains_as_one_call(name: str, entry: str) -> None:
+    fused, parts = _trained(name, entry)
+    # Forward and backward.
+    assert (fused, parts > 0) == ((0, True) if name in UNFUSED_ON_CPU else (2, False))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_attention_trains_as_it_is(name: str) -> None:
+    fused, _ = _trained(name, "backend")
+    assert fused == 0
+
+
+def _trained(name: str, entry: str) -> tuple[int, int]:
+    spelling = {**SPELLINGS, **OTHERS}[name]
+    torch.manual_seed(0)
+    model = Model(spelling)
+    gradients: dict[str, list[torch.Tensor]] = {}
+    with collecting() as reports:
+        if entry == "compile":
+            run = hypatia.compile(model, *inputs(spelling))
+        else:
+            run = torch.compile(model, backend="hypatia")
+        for seed in (0, 1):
+            given = inputs(spelling, seed=seed)
+            wide = copy.deepcopy(model).double()
+            doubled = [t.double() if t.is_floating_point() else t for t in given]
+            for what, call, args, weights in (
+                ("found", run, given, model.parameters()),
+                ("eager", model, given, model.parameters()),
+                ("exact", wide, doubled, wide.parameters()),
+            ):
+                args[0].requires_grad_()
+                out = call(*args)
+                made = torch.autograd.grad(out.square().sum(), [args[0], *weights])
+                gradients[what] = [out.detach(), *made]
+            for each in zip(*gradients.values(), strict=True):
+                assert_as_close_as_eager(*each)
+    return calls(list(reports))
 
 
 @pytest.mark.parametrize("entry", ["compile", "backend"])

@@ -6,18 +6,21 @@ are seen. Anything else is added to the scores as numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch import detect_fake_mode, disable_current_modes
+from .._torch import TorchDispatchMode, detect_fake_mode, disable_current_modes
+from . import whole_calls
 from .attention_factors import UnplacedError, grouped, is_cast, regained
 from .attention_scores import HIDDEN, added_to, bounded
+from .call_parts import Parts, UnknownError
 from .constant_masks import attention_form
 from .constant_values import computed, constants_of, copied, drop_unread
 from .graph_writer import Writer
+from .op_facts import name_of
 from .records import value_of
 from .written_attention import Attention, found_in, may_have_some
 
@@ -39,16 +42,59 @@ def as_calls(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[str]]:
     found = found_in(copy.graph, constants)
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     held: dict[fx.Node, torch.Tensor] = {}
-    done = [w.result for w in found if _call(w, values, held)]
+    done = [w.result for w in found if _call(w, values, held) is not None]
     if not done:
         return gm, [], []
     drop_unread(copy.graph, done)
-    named = [n.name for n in held]
-    return copy, named, [f"attention written as products: {len(done)} calls of torch's attention"]
+    return copy, [n.name for n in held], [_said(len(done))]
 
 
-def _call(written: Attention, values: dict[fx.Node, torch.Tensor], held: dict[fx.Node, torch.Tensor]) -> bool:
-    """Puts a call into the place of attention, if that can be written."""
+def trained(gm: fx.GraphModule) -> list[str]:
+    """Calls attention in a graph that AOTAutograd is to differentiate, in place, if torch has a kernel whose
+    gradients are wanted; says what was done."""
+    if not any(_may_be_shares(n) for n in gm.graph.nodes) or whole_calls.has_scopes(gm):
+        return []
+    try:
+        parts = Parts(gm)
+    except UnknownError:
+        return []
+    constants = constants_of(parts.graph)
+    found = found_in(parts.graph, constants)
+    values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
+    done: list[fx.Node] = []
+    for written in found:
+        call = parts.calls[written.result]
+        out = parts.results.get(call)
+        made = None if out is None else _call(written, values, None, parts.is_trained)
+        if out is None or made is None:
+            continue
+        try:
+            parts.replace(call, made if out is written.result else out)
+            done.append(call)
+        except UnknownError:
+            continue
+    drop_unread(gm.graph, done)
+    return [_said(len(done))] if done else []
+
+
+def _may_be_shares(node: fx.Node) -> bool:
+    """Whether the name of a call says that it is part of a softmax."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op in ("call_function", "call_method") and ("softmax" in name or name.startswith("exp"))
+
+
+def _said(count: int) -> str:
+    return f"attention written as products: {count} calls of torch's attention"
+
+
+def _call(
+    written: Attention,
+    values: dict[fx.Node, torch.Tensor],
+    held: dict[fx.Node, torch.Tensor] | None,
+    is_trained: Callable[[fx.Node], bool] | None = None,
+) -> fx.Node | None:
+    """Puts a call into the place of attention, if that can be written. It may read new attributes if they can
+    be ``held``; if a value ``is_trained`` at all, torch's kernel makes gradients."""
     before = _Trial(written.result)
     try:
         mask, causal = _mask(written, values, held, before)
@@ -61,6 +107,8 @@ def _call(written: Attention, values: dict[fx.Node, torch.Tensor], held: dict[fx
                 (written.value, [*both, keys, outer]),
             )
         ]
+        if is_trained is not None and not _is_fused(written, operands, mask, causal, is_trained):
+            raise _UnknownError
         call = before(
             aten.scaled_dot_product_attention.default,
             *operands,
@@ -73,10 +121,41 @@ def _call(written: Attention, values: dict[fx.Node, torch.Tensor], held: dict[fx
         made = regained(before, call, [*both, rows, outer], written.layout, value_of(result).shape)
     except (UnplacedError, _UnknownError):
         before.undo()
-        return False
+        return None
     made.meta = {**result.meta, "val": value_of(made)}
     result.replace_all_uses_with(made)
-    return True
+    return made
+
+
+def _is_fused(
+    written: Attention,
+    operands: Sequence[fx.Node],
+    mask: fx.Node | None,
+    causal: bool,
+    is_trained: Callable[[fx.Node], bool],
+) -> bool:
+    """Whether torch has a kernel for both passes of a call."""
+    learns = any(is_trained(c.tensor) for c in written.scores.limits if c.tensor is not None)
+    given = [value_of(n).detach().requires_grad_() for n in operands]
+    added = None if mask is None else value_of(mask).detach()
+    if added is not None and added.is_floating_point():
+        added.requires_grad_(learns)
+    with torch.enable_grad(), _Ops() as ops:
+        aten.scaled_dot_product_attention.default(*given, added, 0.0, causal, scale=written.scale)
+    return not any("softmax" in name for name in ops.called)
+
+
+class _Ops(TorchDispatchMode):
+    """Notes the ops that are called, as autograd sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an op."""
+        self.called.append(name_of(func))
+        return func(*args, **(kwargs or {}))  # type: ignore[operator]
 
 
 class _UnknownError(Exception):
@@ -104,7 +183,7 @@ class _Trial(Writer):
 def _mask(
     written: Attention,
     values: dict[fx.Node, torch.Tensor],
-    held: dict[fx.Node, torch.Tensor],
+    held: dict[fx.Node, torch.Tensor] | None,
     write: _Trial,
 ) -> tuple[fx.Node | None, bool]:
     """The mask of a call, and its causal flag."""
@@ -113,7 +192,12 @@ def _mask(
     if not limits:
         return None, False
     if all(c.tensor in values for c in limits) and all(isinstance(n, int) for n in written.sizes):
-        return _known(written, values, held, write)
+        mask = _known(written, values)
+        if mask.dim() == 0:
+            return None, bool(mask)
+        if held is not None:
+            same = [n for n, v in held.items() if v.dtype == mask.dtype and v.equal(mask)]
+            return same[0] if same else _attribute(write, mask, held), False
     for change in limits:
         known = None if change.tensor is None else values.get(change.tensor)
         exact = _is_narrow(change.tensor, dtype) if known is None else _is_kept(known, dtype)
@@ -131,13 +215,8 @@ def _is_narrow(node: fx.Node | None, dtype: torch.dtype) -> bool:
     return node is not None and value_of(node).dtype in (dtype, torch.bool)
 
 
-def _known(
-    written: Attention,
-    values: dict[fx.Node, torch.Tensor],
-    held: dict[fx.Node, torch.Tensor],
-    write: _Trial,
-) -> tuple[fx.Node | None, bool]:
-    """The same of a mask whose values are known."""
+def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
+    """A mask whose values are known; without dimensions the causal flag, if that is enough."""
     scores, groups = written.scores, written.groups[:4]
     query, dtype = value_of(written.query.node), value_of(written.query.node).dtype
 
@@ -151,21 +230,18 @@ def _known(
         assert total is not None
         seen = total == 0
         hides = bool((seen | (total <= HIDDEN)).all())
-        sees = bool(seen.any(-1).all())
-        mask = seen if hides and sees else bounded(run, total, scores, dtype)
         if not hides and not _is_kept(total, dtype):
             raise _UnknownError
+        sees = hides and bool(seen.any(-1).all())
+        mask: torch.Tensor = seen if sees else bounded(run, total, scores, dtype)
         for dim in (0, 1):
             first = mask.narrow(dim, 0, 1)
             mask = first if bool(((mask == first) | (mask.isnan() & first.isnan())).all()) else mask
-        sizes = [n for n in written.sizes if isinstance(n, int)]
-        rows = torch.empty(sizes[0], sizes[1], sizes[2], 1, device="meta")
-        columns = rows.new_empty(sizes[0], sizes[1], sizes[3], 1)
-        form = attention_form(mask, rows, columns) if mask.dtype == torch.bool else None
-        if form is not None:
-            return None, form
-        same = next((n for n, v in held.items() if v.dtype == mask.dtype and v.equal(mask)), None)
-    return same or _attribute(write, mask.contiguous(), held), False
+        batches, heads, rows, keys = (n for n in written.sizes[:4] if isinstance(n, int))
+        like = torch.empty(batches, heads, rows, 1, device="meta")
+        other = like.new_empty(batches, heads, keys, 1)
+        form = attention_form(mask, like, other) if mask.dtype == torch.bool else None
+        return mask.contiguous() if form is None else torch.tensor(form)
 
 
 def _is_kept(bias: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -61,20 +61,23 @@ def _stand_in(op: OpOverload) -> OpOverload:
 
 def hide(gm: fx.GraphModule) -> None:
     """Puts stand-ins into a graph of Dynamo's, in place, if no gradient is asked for."""
-    if torch.is_grad_enabled() or _casts_automatically():
+    if torch.is_grad_enabled() or has_scopes(gm):
         return
-    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    if any(
-        scope in getattr(n.target, "__name__", "") for n in calls for scope in _SCOPES if not _is_known(n)
-    ):
-        return
-    for node in filter(_is_known, calls):
+    for node in filter(_is_known, gm.graph.nodes):
         if not all(type(value_of(n)) is FakeTensor for n in node.all_input_nodes):
             continue
         if node.target is F.interpolate:
             _hide_resizing(node)
         elif _argument(node, "dropout_p", 0.0) == 0.0:
             node.target = _stand_in(_ATTENTION)
+
+
+def has_scopes(gm: fx.GraphModule) -> bool:
+    """Whether calls of a graph run otherwise than by their arguments alone, as under autocast."""
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return True
+    calls = [n for n in gm.graph.nodes if n.op == "call_function" and not _is_known(n)]
+    return any(scope in getattr(n.target, "__name__", "") for n in calls for scope in _SCOPES)
 
 
 def show(gm: fx.GraphModule) -> None:
@@ -84,10 +87,6 @@ def show(gm: fx.GraphModule) -> None:
         node.target = _shown[node.target]
     if hidden:
         gm.recompile()
-
-
-def _casts_automatically() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _is_known(node: fx.Node) -> bool:

@@ -115,8 +115,10 @@ def _reduced(node: object, op: object, of: fx.Node) -> int | None:
     if not isinstance(node, fx.Node) or node.target is not op or node.args[0] is not of or node.kwargs:
         return None
     dims, *keeps = node.args[1:]
+    # The places of a maximum are not read.
+    read = [user for user in node.users if user.users]
     dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
-    if len(dims) != 1 or keeps != [True] or type(dims[0]) is not int or len(node.users) != 1:
+    if len(dims) != 1 or keeps != [True] or type(dims[0]) is not int or len(read) != 1:
         return None
     return dims[0] % value_of(of).dim()
 

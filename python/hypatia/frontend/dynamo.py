@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
 from ..capture import (
+    attention_calls,
     channels_last,
     constant_masks,
     joint_graph,
@@ -79,6 +80,8 @@ def hypatia(
     noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
     masks = constant_masks.simplified(gm)
+    if torch.is_grad_enabled() and parsed.numerics in ("reassoc", "approx"):
+        masks += attention_calls.trained(gm)
     whole_calls.hide(gm)
     if torch.is_grad_enabled():
         channels_last.turned(gm)
