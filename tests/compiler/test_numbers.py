@@ -278,6 +278,8 @@ TIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max-kept": lambda x: x.max(1, keepdim=True)[0] * x,
     "amax": lambda x: x.amax(1),
     "median": lambda x: x.median(1)[0],
+    "max of all": lambda x: torch.stack([row.max() for row in x]),
+    "min of all": lambda x: torch.stack([row.min() for row in x]),
     "sort": lambda x: x.sort(1)[0] * torch.arange(4.0),
     "clamp": lambda x: x.clamp(min=0.0),
     "clamp-both": lambda x: x.clamp(0.0, 1.0),
@@ -305,6 +307,33 @@ def test_gradients_at_ties_and_bounds_are_eagers(name: str) -> None:
             y.backward(torch.arange(1.0, 1.0 + y.numel()).reshape(y.shape))
             gradients.append(x.grad)
         assert torch.allclose(*gradients, rtol=1e-5, atol=1e-6), (name, gradients)
+
+
+@pytest.mark.parametrize("f", [torch.max, torch.min])
+def test_gradients_of_an_extreme_that_is_nan(f: Any) -> None:
+    """That of `max` goes to what is NaN, that of `amax` is NaN everywhere."""
+    model = Model(lambda x: f(x) * 2.0)
+    compiled = hypatia.optimize(model, torch.randn(2, 3, requires_grad=True))
+    gradients = []
+    for run in (compiled, torch.compile(model, backend="hypatia"), hypatia.compile(model), model):
+        x = torch.tensor([[1.0, NAN, 2.0], [2.0, 2.0, 1.0]], requires_grad=True)
+        run(x).backward()
+        gradients.append(x.grad)
+    assert gradients[-1].tolist() == [[0, 2, 0], [0, 0, 0]]
+    assert all(torch.equal(g, gradients[-1]) for g in gradients), gradients
+
+
+@pytest.mark.parametrize("f", [lambda x: x * torch.tanh(F.softplus(x))], ids=["mish"])
+def test_gradients_where_exponentials_end(f: Any) -> None:
+    """torch's gradient of mish has the other sign there; that of its parts has not."""
+    x = torch.tensor([[-80.0, -88.0, -89.0, -92.0]])
+    compiled = hypatia.optimize(Model(f), torch.randn(1, 4, requires_grad=True))
+    gradients = []
+    for run in (compiled, f):
+        given = x.clone().requires_grad_()
+        run(given).sum().backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=0.0)
 
 
 def test_a_proof_whose_sides_share_terms_of_the_rule_holds() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hypatia
-from hypatia.capture import channels_last
+from hypatia.capture import channels_last, recorder
 from hypatia.compiler import pipeline
 from hypatia.devices import cuda, table
+from hypatia.options import Options
 
 
 class Net(nn.Module):
@@ -104,3 +106,26 @@ def test_what_is_written_back_is_computed_of_what_was_there(plans: list[list[str
     places = [at for at, step in enumerate(steps) if step == "pointwise over [3, 4]"]
     assert len(places) == 3, steps
     assert all(step.startswith("pointwise") for step in steps[places[-1] :]), steps
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_norm_of_one_number_is_torchs(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    """It is the number without its sign, and does not overflow where a square would."""
+    monkeypatch.setattr(cuda, "available", lambda: None)
+
+    def fake(self: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return self._fakes.like(tensor.shape, tensor.stride(), tensor.dtype, torch.device("cuda:0"))
+
+    monkeypatch.setattr(recorder._Recorder, "_fake", fake)
+    x = torch.randn(images, 8, 6, 4).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        gm = recorder.recorded(_Scaled(), (x,), {})
+        planner = pipeline.compile_graph(gm, pipeline.Request(Options.parse(None), "inference")).planner
+    assert planner is not None
+    steps = json.loads(planner.at(planner.hints).describe())["steps"]
+    assert any("column norms" in step for step in steps) == (images > 1), steps
+
+
+class _Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.normalize(x * 2, dim=0)

@@ -6,7 +6,7 @@
 use super::{Args, Check, Row, Vals, op};
 use crate::attr::Attr;
 use crate::dim::Dim;
-use crate::eval::Val;
+use crate::eval::{Arr, Val};
 use crate::ty::{DType, Ty};
 use crate::work::Cost;
 
@@ -138,6 +138,20 @@ fn smaller(x: f64, y: f64) -> bool {
 
 fn extreme(xs: &[f64], better: fn(f64, f64) -> bool) -> f64 {
     xs.get(best(xs, better)).copied().unwrap_or(f64::NAN)
+}
+
+/// Of all elements; an op of its own, since it has another gradient where there is a NaN.
+fn of_all(a: &Args) -> Check<Ty> {
+    let x = a.t(0)?;
+    match x.shape.iter().any(|n| n.is(0)) {
+        true => Err(format!("{x} is empty")),
+        false => Ok(Ty::Tensor(x.with_shape(vec![]))),
+    }
+}
+
+fn eval_of_all(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
+    let x = v.a(0)?;
+    Ok(Val::arr(Arr::new(vec![], vec![extreme(&x.data, better)])))
 }
 
 fn eval_extreme(v: &Vals, better: fn(f64, f64) -> bool) -> Check<Val> {
@@ -342,8 +356,8 @@ pub(super) fn rows() -> Vec<Row> {
     let mut rows = reductions! {
         "sum" MANY over("sum.dim_IntList", "sum.default") => |a| reduced(a, wide), |v| fold(v, total), 1.0;
         "mean" MANY over("mean.dim", "mean.default") => |a| reduced(a, float), |v| fold(v, mean), 1.0;
-        "amax" MANY over("amax.default", "amax.default", "max.default") => |a| chosen(a, same), |v| eval_extreme(v, larger), 1.0;
-        "amin" MANY over("amin.default", "amin.default", "min.default") => |a| chosen(a, same), |v| eval_extreme(v, smaller), 1.0;
+        "amax" MANY over("amax.default", "amax.default") => |a| chosen(a, same), |v| eval_extreme(v, larger), 1.0;
+        "amin" MANY over("amin.default", "amin.default") => |a| chosen(a, same), |v| eval_extreme(v, smaller), 1.0;
         "logsumexp" MANY over("logsumexp.default") => |a| reduced(a, float), |v| fold(v, log_sum_exp), 8.0;
         "any" MANY truths() => |a| reduced(a, truth), |v| fold(v, any), 1.0;
         "all" MANY truths() => |a| reduced(a, truth), |v| fold(v, all), 1.0;
@@ -367,6 +381,9 @@ pub(super) fn rows() -> Vec<Row> {
         eval_cumsum,
         Cost::Reduce(1.0),
     ));
+    let all = |name, calls, eval| op(name, "x:T", calls, of_all, eval, Cost::Reduce(1.0));
+    rows.push(all("max_all", &["max.default(x)"], |v| eval_of_all(v, larger)));
+    rows.push(all("min_all", &["min.default(x)"], |v| eval_of_all(v, smaller)));
     rows
 }
 

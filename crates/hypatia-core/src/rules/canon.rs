@@ -113,6 +113,9 @@ fn results() -> Vec<Rule> {
         // A gradient of amax goes to all that are greatest, one of max to the first.
         "max-item": Canon Exact of_values, "(getitem (max_dim ?x ?d ?k) 0)" => "(amax ?x ($dims ?x ?d) ?k)";
         "min-item": Canon Exact of_values, "(getitem (min_dim ?x ?d ?k) 0)" => "(amin ?x ($dims ?x ?d) ?k)";
+        // Nor does one of amax go anywhere but to NaN where there is a NaN, as one of max does.
+        "max-all": Canon Exact of_values, "(max_all ?x)" => "(amax ?x ($dims ?x none) false)";
+        "min-all": Canon Exact of_values, "(min_all ?x)" => "(amin ?x ($dims ?x none) false)";
         // Not so the mean: the kernel moves it from element to element, which makes NaN of an infinity.
         "var-item": Canon Exact, "(getitem (var_mean ?x ?d ?c ?k) 0)" => "(var ?x ?d ?c ?k)";
         // torch chooses the kernel again.
@@ -148,8 +151,9 @@ fn numbers() -> Vec<Rule> {
 fn activations() -> Vec<Rule> {
     laws! {
         "silu-of-sigmoid": Canon Wider, "(mul~ ?x (sigmoid ?x))" => "(silu ?x)";
-        // Above its threshold softplus is x, where tanh is one already.
-        "mish-of-softplus": Canon Wider, "(mul~ ?x (tanh (softplus ?x 1.0 20.0)))" => "(mish ?x)";
+        // Above its threshold softplus is x, where tanh is one already. torch's gradient of mish divides by an exponential,
+        // which is infinite below -88.7: there it has the other sign and a hundredth of the size.
+        "mish-of-softplus": Canon Wider of_values, "(mul~ ?x (tanh (softplus ?x 1.0 20.0)))" => "(mish ?x)";
         // Not so `x · hardsigmoid x`: the kernel of hardswish divides last, and overflows before.
         // torch's kernel for a GPU multiplies by a sixth in fp32.
         "hardsigmoid-of-clamp": Canon Wider of_values, "(div (clamp (add ?x 3.0) 0.0 6.0) 6.0)" => "(hardsigmoid ?x)"

@@ -49,6 +49,10 @@ impl Lowering<'_> {
         let reduced: Vec<bool> = (0..rank).map(|d| dims.contains(&(d as i64 - rank as i64))).collect();
         let rows = reduced.iter().filter(|r| **r).count();
         let to = self.shape(id).ok()?.1;
+        // torch's norm of one number is that number without its sign, and a square may overflow.
+        if kind == ColumnKind::Norm && (0..rank).all(|d| !reduced[d] || shape[d] == 1) {
+            return None;
+        }
         if rows == 0 || rows == rank || from != to || !to.is_float() || shape.contains(&0) {
             return None;
         }
