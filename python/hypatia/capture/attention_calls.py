@@ -193,11 +193,10 @@ def _mask(
         return None, False
     if all(c.tensor in values for c in limits) and all(isinstance(n, int) for n in written.sizes):
         mask = _known(written, values)
-        if mask.dim() == 0:
-            return None, bool(mask)
+        if isinstance(mask, bool):
+            return None, mask
         if held is not None:
-            same = [n for n, v in held.items() if v.dtype == mask.dtype and v.equal(mask)]
-            return same[0] if same else _attribute(write, mask, held), False
+            return _attribute(write, mask, held), False
     for change in limits:
         known = None if change.tensor is None else values.get(change.tensor)
         exact = _is_narrow(change.tensor, dtype) if known is None else _is_kept(known, dtype)
@@ -215,8 +214,8 @@ def _is_narrow(node: fx.Node | None, dtype: torch.dtype) -> bool:
     return node is not None and value_of(node).dtype in (dtype, torch.bool)
 
 
-def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-    """A mask whose values are known; without dimensions the causal flag, if that is enough."""
+def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | bool:
+    """A mask whose values are known; the causal flag, if that is enough."""
     scores, groups = written.scores, written.groups[:4]
     query, dtype = value_of(written.query.node), value_of(written.query.node).dtype
 
@@ -241,7 +240,7 @@ def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Ten
         like = torch.empty(batches, heads, rows, 1, device="meta")
         other = like.new_empty(batches, heads, keys, 1)
         form = attention_form(mask, like, other) if mask.dtype == torch.bool else None
-        return mask.contiguous() if form is None else torch.tensor(form)
+        return mask.contiguous() if form is None else form
 
 
 def _is_kept(bias: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -251,8 +250,11 @@ def _is_kept(bias: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _attribute(write: _Trial, value: torch.Tensor, held: dict[fx.Node, torch.Tensor]) -> fx.Node:
-    graph = write.graph
-    module = graph.owning_module
+    with disable_current_modes():
+        same = [n for n, v in held.items() if v.dtype == value.dtype and v.equal(value)]
+    if same:
+        return same[0]
+    graph, module = write.graph, write.graph.owning_module
     assert module is not None
     target = f"seen_{write.before.name}_{len(held)}"
     module.register_buffer(target, value, persistent=False)
