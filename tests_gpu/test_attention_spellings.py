@@ -7,8 +7,7 @@ import copy
 import torch
 
 import hypatia
-from tests.capture.spellings import OTHERS, SPELLINGS, Model, inputs
-from tests.capture.test_attention_spellings import calls
+from tests.capture.spellings import OTHERS, SPELLINGS, Model, calls, inputs
 from tests.support import assert_as_close_as_eager
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypatia.compiler.report import GraphReport
+
 BATCH, ROWS, HEADS, WIDTH = 2, 12, 4, 8
 INF = math.inf
 
@@ -364,3 +366,12 @@ def inputs(spelling: Spelling, dtype: torch.dtype = torch.float32, *, seed: int 
     elif spelling.extra == "padding":
         given.append((1.0 - kept[:, None, None].to(dtype)) * torch.finfo(dtype).min)
     return given
+
+
+def calls(reports: list[GraphReport]) -> tuple[int, int]:
+    """How many calls of attention and how many parts of a softmax the graphs have."""
+    names = [str(n.target) for r in reports for n in r.after.nodes]
+    return (
+        sum("scaled_dot_product" in n for n in names),
+        sum("softmax" in n or ".exp." in n for n in names),
+    )

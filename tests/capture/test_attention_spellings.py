@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.compiler import pipeline
-from hypatia.compiler.report import GraphReport
 from hypatia.frontend.dynamo import collecting
-from tests.capture.spellings import OTHERS, SPELLINGS, Model, Spelling, heads, inputs, merged, plain
+from tests.capture.spellings import OTHERS, SPELLINGS, Model, Spelling, calls, heads, inputs, merged, plain
 from tests.support import assert_as_close_as_eager
 
 UNFUSED_ON_CPU = {"relative positions", "positions of images"}
@@ -25,15 +24,6 @@ UNFUSED_ON_CPU = {"relative positions", "positions of images"}
 def _errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "raise_errors", True)
     torch._dynamo.reset()
-
-
-def calls(reports: list[GraphReport]) -> tuple[int, int]:
-    """How many calls of attention and how many parts of a softmax the graphs have."""
-    names = [str(n.target) for r in reports for n in r.after.nodes]
-    return (
-        sum("scaled_dot_product" in n for n in names),
-        sum("softmax" in n or ".exp." in n for n in names),
-    )
 
 
 def _close(model: nn.Module, found: torch.Tensor, given: list[torch.Tensor]) -> None:
