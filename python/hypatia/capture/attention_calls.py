@@ -42,7 +42,8 @@ def as_calls(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[str]]:
     found = found_in(copy.graph, constants)
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     held: dict[fx.Node, torch.Tensor] = {}
-    done = [w.result for w in found if _call(w, values, held) is not None]
+    known: dict[str, fx.Node] = {}
+    done = [w.result for w in found if _call(w, values, held, known) is not None]
     if not done:
         return gm, [], []
     drop_unread(copy.graph, done)
@@ -62,10 +63,11 @@ def trained(gm: fx.GraphModule) -> list[str]:
     found = found_in(parts.graph, constants)
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     done: list[fx.Node] = []
+    known: dict[str, fx.Node] = {}
     for written in found:
         call = parts.calls[written.result]
         out = parts.results.get(call)
-        made = None if out is None else _call(written, values, None, parts.is_trained)
+        made = None if out is None else _call(written, values, None, known, parts.is_trained)
         if out is None or made is None:
             continue
         try:
@@ -91,11 +93,12 @@ def _call(
     written: Attention,
     values: dict[fx.Node, torch.Tensor],
     held: dict[fx.Node, torch.Tensor] | None,
+    known: dict[str, fx.Node],
     is_trained: Callable[[fx.Node], bool] | None = None,
 ) -> fx.Node | None:
     """Puts a call into the place of attention, if that can be written. It may read new attributes if they can
     be ``held``; if a value ``is_trained`` at all, torch's kernel makes gradients."""
-    before = _Trial(written.result)
+    before = _Trial(written.result, known)
     try:
         mask, causal = _mask(written, values, held, before)
         *both, rows, keys, inner, outer = written.groups
@@ -163,21 +166,25 @@ class _UnknownError(Exception):
 
 
 class _Trial(Writer):
-    """Adds calls that can be taken out again."""
+    """Adds calls that can be taken out again. One that a layer before has made is not made anew."""
 
-    def __init__(self, before: fx.Node) -> None:
+    def __init__(self, before: fx.Node, known: dict[str, fx.Node]) -> None:
         super().__init__(before.graph, before)
-        self._added: list[fx.Node] = []
+        self._known = known
+        self._added: dict[str, fx.Node] = {}
 
     def __call__(self, op: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
         """The call of an op."""
-        self._added.append(super().__call__(op, *args, **kwargs))
-        return self._added[-1]
+        key = f"{op}{args}{kwargs}"
+        if key not in self._known:
+            self._known[key] = self._added[key] = super().__call__(op, *args, **kwargs)
+        return self._known[key]
 
     def undo(self) -> None:
         """Takes out what was added."""
-        for node in reversed(self._added):
+        for key, node in reversed(self._added.items()):
             self.graph.erase_node(node)
+            del self._known[key]
 
 
 def _mask(
