@@ -19,7 +19,7 @@ SLOW = 240
 """Seconds after which a check shows where it is."""
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent)]
 
 
 def main(words: list[str]) -> int:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypatia.compiler.report import GraphReport
+
 BATCH, ROWS, HEADS, WIDTH = 2, 12, 4, 8
 INF = math.inf
 
@@ -56,6 +58,11 @@ def later(s: Tensor) -> Tensor:
     return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
 
 
+def places(s: Tensor) -> Tensor:
+    """Where each key stands."""
+    return torch.arange(s.shape[-1], device=s.device)
+
+
 def by_hand(s: Tensor) -> Tensor:
     """A softmax of exponentials."""
     e = (s - s.amax(-1, keepdim=True)).exp()
@@ -77,7 +84,8 @@ def repeated(t: Tensor) -> Tensor:
 
 def rotated(t: Tensor) -> Tensor:
     """Rotary positions."""
-    angles = torch.arange(t.shape[1], dtype=torch.float32)[:, None] / 10.0 ** torch.arange(0, WIDTH, 2)
+    rows = torch.arange(t.shape[1], dtype=torch.float32, device=t.device)
+    angles = rows[:, None] / 10.0 ** torch.arange(0, WIDTH, 2, device=t.device)
     both = torch.cat((angles, angles), -1)[:, None, :].to(t.dtype)
     a, b = t.chunk(2, -1)
     return t * both.cos() + torch.cat((-b, a), -1) * both.sin()
@@ -142,8 +150,8 @@ def _baddbmm(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
 
 def _alibi(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     n = q.shape[1]
-    slopes = 2.0 ** -torch.arange(1, HEADS + 1, dtype=q.dtype)
-    alibi = (slopes[:, None, None] * torch.arange(n, dtype=q.dtype)).repeat(q.shape[0], 1, 1)
+    slopes = 2.0 ** -torch.arange(1, HEADS + 1, dtype=q.dtype, device=q.device)
+    alibi = (slopes[:, None, None] * torch.arange(n, dtype=q.dtype, device=q.device)).repeat(q.shape[0], 1, 1)
     scores = alibi.baddbmm(joined(q), joined(k).transpose(1, 2), beta=1.0, alpha=WIDTH**-0.5)
     scores = scores.view(-1, HEADS, n, n) + m
     return apart(torch.bmm(scores.softmax(-1).view(-1, n, n), joined(v)))
@@ -202,18 +210,18 @@ def _dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _by_index(s: Tensor) -> Tensor:
-    n = s.shape[-1]
-    seen = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
+    seen = places(s)[:, None] >= places(s)[None, :]
     return torch.where(seen, s, torch.finfo(s.dtype).min)
 
 
 def _buffer(s: Tensor) -> Tensor:
-    whole = torch.tril(torch.ones(32, 32)).view(1, 1, 32, 32)
+    whole = torch.tril(torch.ones(32, 32, device=s.device)).view(1, 1, 32, 32)
     return s.masked_fill(whole[:, :, : s.shape[-2], : s.shape[-1]] == 0, -INF)
 
 
 def _least(s: Tensor) -> Tensor:
-    return s + torch.full(s.shape[-2:], torch.finfo(s.dtype).min, dtype=s.dtype).triu(1)
+    least = torch.full(s.shape[-2:], torch.finfo(s.dtype).min, dtype=s.dtype, device=s.device)
+    return s + least.triu(1)
 
 
 def _padded(s: Tensor, m: Tensor) -> Tensor:
@@ -222,7 +230,7 @@ def _padded(s: Tensor, m: Tensor) -> Tensor:
 
 def _both(s: Tensor, m: Tensor) -> Tensor:
     seen = m[:, None, None, :].bool() & ~later(s)
-    return torch.where(seen, s, torch.full((), torch.finfo(s.dtype).min, dtype=s.dtype))
+    return torch.where(seen, s, torch.full((), torch.finfo(s.dtype).min, dtype=s.dtype, device=s.device))
 
 
 def _causal_and_padded(s: Tensor, m: Tensor) -> Tensor:
@@ -281,7 +289,7 @@ SPELLINGS: dict[str, Spelling] = {
     "causal by index": Spelling(_over(_by_index)),
     "causal buffer": Spelling(_over(_buffer)),
     "causal least": Spelling(_over(_least)),
-    "known bias": Spelling(_over(lambda s: s - torch.arange(s.shape[-1], dtype=s.dtype) / 4)),
+    "known bias": Spelling(_over(lambda s: s - places(s).to(s.dtype) / 4)),
     # Masks that are inputs.
     "added": Spelling(_masked(lambda s, m: s + m), "mask"),
     "added first": Spelling(_masked(lambda s, m: m + s), "mask"),
@@ -292,7 +300,8 @@ SPELLINGS: dict[str, Spelling] = {
     ),
     "where": Spelling(_masked(lambda s, m: torch.where(m[:, None, None] > 0, s, -INF)), "kept"),
     "where it is hidden": Spelling(
-        _masked(lambda s, m: torch.where(m[:, None, None] == 0, torch.tensor(-INF), s)), "kept"
+        _masked(lambda s, m: torch.where(m[:, None, None] == 0, torch.tensor(-INF), s)),
+        "kept",
     ),
     "causal and padding": Spelling(_masked(_causal_and_padded), "kept"),
     "both in one": Spelling(_masked(_both), "kept"),
@@ -312,7 +321,7 @@ OTHERS: dict[str, Spelling] = {
         lambda q, k, v: merged((heads(q) @ heads(k).mT).softmax(-2) @ heads(v)),
     ),
     "softmax of heads": Spelling(lambda q, k, v: merged((heads(q) @ heads(k).mT).softmax(1) @ heads(v))),
-    "scale of heads": Spelling(_over(lambda s: s * torch.arange(1.0, HEADS + 1)[:, None, None])),
+    "scale of heads": Spelling(_over(lambda s: s * (1.0 + places(s)[:HEADS, None, None]))),
     "scale of an input": Spelling(_masked(lambda s, m: s * m), "mask"),
     "capped": Spelling(_over(lambda s: 5.0 * torch.tanh(s / 5.0))),
     "hidden by little": Spelling(_masked(lambda s, m: s.masked_fill(m[:, None, None] == 0, -1e4)), "kept"),
@@ -357,3 +366,12 @@ def inputs(spelling: Spelling, dtype: torch.dtype = torch.float32, *, seed: int 
     elif spelling.extra == "padding":
         given.append((1.0 - kept[:, None, None].to(dtype)) * torch.finfo(dtype).min)
     return given
+
+
+def calls(reports: list[GraphReport]) -> tuple[int, int]:
+    """How many calls of attention and how many parts of a softmax the graphs have."""
+    names = [str(n.target) for r in reports for n in r.after.nodes]
+    return (
+        sum("scaled_dot_product" in n for n in names),
+        sum("softmax" in n or ".exp." in n for n in names),
+    )

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hypatia
 from hypatia.compiler import pipeline
-from hypatia.compiler.report import GraphReport
 from hypatia.frontend.dynamo import collecting
-from tests.capture.spellings import OTHERS, SPELLINGS, Model, inputs
+from tests.capture.spellings import OTHERS, SPELLINGS, Model, Spelling, calls, heads, inputs, merged, plain
 from tests.support import assert_as_close_as_eager
 
 UNFUSED_ON_CPU = {"relative positions", "positions of images"}
@@ -24,15 +24,6 @@ UNFUSED_ON_CPU = {"relative positions", "positions of images"}
 def _errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "raise_errors", True)
     torch._dynamo.reset()
-
-
-def calls(reports: list[GraphReport]) -> tuple[int, int]:
-    """How many calls of attention and how many parts of a softmax the graphs have."""
-    names = [str(n.target) for r in reports for n in r.after.nodes]
-    return (
-        sum("scaled_dot_product" in n for n in names),
-        sum("softmax" in n or ".exp." in n for n in names),
-    )
 
 
 def _close(model: nn.Module, found: torch.Tensor, given: list[torch.Tensor]) -> None:
@@ -145,3 +136,25 @@ def test_rows_that_see_nothing_are_as_in_eager(name: str, entry: str, dtype: tor
     # Of 16 bits, eager rounds scores and shares.
     allowed = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(found[numbers], expected[numbers], **allowed)
+
+
+def test_what_drops_at_random_stays() -> None:
+    torch.manual_seed(0)
+    model = Model(Spelling(lambda q, k, v: merged(F.dropout(plain(q, k), 0.5) @ heads(v))))
+    with collecting() as reports:
+        torch.compile(model, backend="hypatia")(*inputs(model.spelling)).sum().backward()
+    assert calls(list(reports))[0] == 0
+
+
+def test_a_graph_that_changes_something_stays_in_training() -> None:
+    def write(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = heads(q) @ heads(k).mT
+        scores[:, :, 0] = 0.0
+        return merged(scores.softmax(-1) @ heads(v))
+
+    torch.manual_seed(0)
+    model, given = Model(Spelling(write)), inputs(Spelling(write))
+    with collecting() as reports:
+        found = torch.compile(model, backend="hypatia")(*given)
+        torch.testing.assert_close(found, model(*given))
+    assert calls(list(reports))[0] == 0

@@ -42,7 +42,8 @@ def as_calls(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[str]]:
     found = found_in(copy.graph, constants)
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     held: dict[fx.Node, torch.Tensor] = {}
-    done = [w.result for w in found if _call(w, values, held) is not None]
+    known: dict[str, fx.Node] = {}
+    done = [w.result for w in found if _call(w, values, held, known) is not None]
     if not done:
         return gm, [], []
     drop_unread(copy.graph, done)
@@ -62,10 +63,11 @@ def trained(gm: fx.GraphModule) -> list[str]:
     found = found_in(parts.graph, constants)
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     done: list[fx.Node] = []
+    known: dict[str, fx.Node] = {}
     for written in found:
         call = parts.calls[written.result]
         out = parts.results.get(call)
-        made = None if out is None else _call(written, values, None, parts.is_trained)
+        made = None if out is None else _call(written, values, None, known, parts.is_trained)
         if out is None or made is None:
             continue
         try:
@@ -91,11 +93,12 @@ def _call(
     written: Attention,
     values: dict[fx.Node, torch.Tensor],
     held: dict[fx.Node, torch.Tensor] | None,
+    known: dict[str, fx.Node],
     is_trained: Callable[[fx.Node], bool] | None = None,
 ) -> fx.Node | None:
     """Puts a call into the place of attention, if that can be written. It may read new attributes if they can
     be ``held``; if a value ``is_trained`` at all, torch's kernel makes gradients."""
-    before = _Trial(written.result)
+    before = _Trial(written.result, known)
     try:
         mask, causal = _mask(written, values, held, before)
         *both, rows, keys, inner, outer = written.groups
@@ -163,21 +166,25 @@ class _UnknownError(Exception):
 
 
 class _Trial(Writer):
-    """Adds calls that can be taken out again."""
+    """Adds calls that can be taken out again. One that a layer before has made is not made anew."""
 
-    def __init__(self, before: fx.Node) -> None:
+    def __init__(self, before: fx.Node, known: dict[str, fx.Node]) -> None:
         super().__init__(before.graph, before)
-        self._added: list[fx.Node] = []
+        self._known = known
+        self._added: dict[str, fx.Node] = {}
 
     def __call__(self, op: Callable[..., object], *args: Any, **kwargs: Any) -> fx.Node:
         """The call of an op."""
-        self._added.append(super().__call__(op, *args, **kwargs))
-        return self._added[-1]
+        key = f"{op}{args}{kwargs}"
+        if key not in self._known:
+            self._known[key] = self._added[key] = super().__call__(op, *args, **kwargs)
+        return self._known[key]
 
     def undo(self) -> None:
         """Takes out what was added."""
-        for node in reversed(self._added):
+        for key, node in reversed(self._added.items()):
             self.graph.erase_node(node)
+            del self._known[key]
 
 
 def _mask(
@@ -193,11 +200,10 @@ def _mask(
         return None, False
     if all(c.tensor in values for c in limits) and all(isinstance(n, int) for n in written.sizes):
         mask = _known(written, values)
-        if mask.dim() == 0:
-            return None, bool(mask)
+        if isinstance(mask, bool):
+            return None, mask
         if held is not None:
-            same = [n for n, v in held.items() if v.dtype == mask.dtype and v.equal(mask)]
-            return same[0] if same else _attribute(write, mask, held), False
+            return _attribute(write, mask, held), False
     for change in limits:
         known = None if change.tensor is None else values.get(change.tensor)
         exact = _is_narrow(change.tensor, dtype) if known is None else _is_kept(known, dtype)
@@ -215,8 +221,8 @@ def _is_narrow(node: fx.Node | None, dtype: torch.dtype) -> bool:
     return node is not None and value_of(node).dtype in (dtype, torch.bool)
 
 
-def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-    """A mask whose values are known; without dimensions the causal flag, if that is enough."""
+def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | bool:
+    """A mask whose values are known; the causal flag, if that is enough."""
     scores, groups = written.scores, written.groups[:4]
     query, dtype = value_of(written.query.node), value_of(written.query.node).dtype
 
@@ -241,7 +247,7 @@ def _known(written: Attention, values: dict[fx.Node, torch.Tensor]) -> torch.Ten
         like = torch.empty(batches, heads, rows, 1, device="meta")
         other = like.new_empty(batches, heads, keys, 1)
         form = attention_form(mask, like, other) if mask.dtype == torch.bool else None
-        return mask.contiguous() if form is None else torch.tensor(form)
+        return mask.contiguous() if form is None else form
 
 
 def _is_kept(bias: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -251,8 +257,11 @@ def _is_kept(bias: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _attribute(write: _Trial, value: torch.Tensor, held: dict[fx.Node, torch.Tensor]) -> fx.Node:
-    graph = write.graph
-    module = graph.owning_module
+    with disable_current_modes():
+        same = [n for n, v in held.items() if v.dtype == value.dtype and v.equal(value)]
+    if same:
+        return same[0]
+    graph, module = write.graph, write.graph.owning_module
     assert module is not None
     target = f"seen_{write.before.name}_{len(held)}"
     module.register_buffer(target, value, persistent=False)

@@ -136,7 +136,7 @@ class Parts:
 
         made = written(by)
         call.replace_all_uses_with(made)
-        self._origins = {n: made if o is call else o for n, o in self._origins.items()} | {by: made}
+        self._origins = {n: made if o is call else o for n, o in self._origins.items()} | known | {by: made}
 
 
 def _anything(*_args: object) -> None:

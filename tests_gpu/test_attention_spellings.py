@@ -1,0 +1,80 @@
+"""However attention is written, it is one call on a GPU, too, and right."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+import hypatia
+from tests.capture.spellings import OTHERS, SPELLINGS, Model, calls, inputs
+from tests.support import assert_as_close_as_eager
+
+DTYPES = (torch.float32, torch.bfloat16)
+HIDES_ROWS = ("added", "padding added", "filled", "filled with the least", "where", "both in one", "alibi")
+
+
+def _wide(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.double() if t.is_floating_point() else t for t in given]
+
+
+def _check_inference(name: str, dtype: torch.dtype) -> None:
+    spelling = {**SPELLINGS, **OTHERS}[name]
+    torch.manual_seed(0)
+    model = Model(spelling).eval().to("cuda", dtype)
+    exact = copy.deepcopy(model).double()
+    first, later = ([t.cuda() for t in inputs(spelling, dtype, seed=seed)] for seed in (0, 1))
+    with torch.no_grad():
+        compiled = hypatia.compile(model, *first)
+        for given in (first, later):
+            assert_as_close_as_eager(compiled(*given), model(*given), exact(*_wide(given)))
+    assert calls(compiled.reports)[0] == (name in SPELLINGS), name
+
+
+def check_every_spelling() -> str:
+    """Inference."""
+    for dtype in DTYPES:
+        for name in (*SPELLINGS, *OTHERS):
+            _check_inference(name, dtype)
+    return f"{len(SPELLINGS)} spellings"
+
+
+def check_training() -> str:
+    """Results and gradients; biases learn, too."""
+    for name, spelling in SPELLINGS.items():
+        torch.manual_seed(0)
+        model = Model(spelling).cuda()
+        exact = copy.deepcopy(model).double()
+        run = hypatia.compile(model, *[t.cuda() for t in inputs(spelling)])
+        for seed in (0, 1):
+            given = [t.cuda() for t in inputs(spelling, seed=seed)]
+            found = []
+            for call, args, of in ((run, given, model), (model, given, model), (exact, _wide(given), exact)):
+                args[0].requires_grad_()
+                out = call(*args)
+                made = torch.autograd.grad(out.square().sum(), [args[0], *of.parameters()])
+                found.append([out.detach(), *made])
+            for each in zip(*found, strict=True):
+                assert_as_close_as_eager(*each)
+        names = [str(n.target) for r in run.reports for n in r.after.nodes]
+        assert any("scaled_dot_product" in n for n in names), name
+    return f"{len(SPELLINGS)} spellings"
+
+
+def check_rows_that_see_nothing() -> str:
+    """They are NaN where eager's are, and uniform where those are."""
+    for name in HIDES_ROWS:
+        for dtype in DTYPES:
+            spelling = SPELLINGS[name]
+            torch.manual_seed(0)
+            model = Model(spelling).eval().to("cuda", dtype)
+            given = [t.cuda() for t in inputs(spelling, dtype)]
+            hidden = 0 if spelling.extra == "kept" else torch.finfo(dtype).min
+            given[1][1] = -torch.inf if name == "added" else hidden
+            with torch.no_grad():
+                found, expected = hypatia.compile(model, *given)(*given), model(*given)
+            assert found.isnan().equal(expected.isnan()), (name, dtype)
+            numbers = expected.isfinite()
+            allowed = 2e-2 if dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(found[numbers], expected[numbers], rtol=allowed, atol=allowed)
+    return f"{len(HIDES_ROWS)} masks"
