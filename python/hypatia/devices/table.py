@@ -22,6 +22,9 @@ class Device:
     """Whether a training step that is no faster than eager's is eager's: there are no plans for training."""
     times_host_apart = False
     """Whether it works while the host queues more, so that a call takes what the slower of both takes."""
+    compares_programs = False
+    """Whether programs of a graph that only measuring can tell apart are both planned and timed. Packing
+    weights twice takes long on a CPU."""
     records = False
     """Whether calls can be recorded once and done again, which spares the host."""
     arranges_results = False
@@ -114,6 +117,7 @@ class Cuda(Device):
 
     eager_wins_ties = False
     times_host_apart = True
+    compares_programs = True
     records = True
     arranges_results = True
     backward_in_threads = True

@@ -28,6 +28,7 @@ from ..verifier.candidates import Forward
 from ..verifier.compare import References
 from ..verifier.first_call import Guard, device_of
 from ..verifier.same_layout import has_same_layout
+from . import programs
 from .input_check import with_checked_inputs
 
 log = logging.getLogger(__name__)
@@ -150,23 +151,21 @@ def optimized(
     """The same with all that is known; with ``native`` it is to run by its plan, if it has one."""
     parsed = Options.parse(options)
     gm, ranges, reads = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
-    freeze = parsed.freeze if parsed.freeze is not None else not torch.is_grad_enabled()
-    weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
-    weights -= _changed(gm)
-    if not freeze:
-        protect(gm, gm)
-    kind = "inference" if freeze else "training"
-
-    request = Request(parsed, kind, frozenset(weights), autograd=not freeze)
+    request = _request(gm, parsed)
+    freeze = not request.autograd
+    left_out: frozenset[Part] = frozenset()
 
     def compiled(without: frozenset[Part] = frozenset()) -> CompiledGraph:
-        found = compile_graph(gm, dataclasses.replace(request, without=without))
+        found = compile_graph(gm, dataclasses.replace(request, without=without | left_out))
         if not freeze and found.report is not None and _reached(found.optimized.graph) != _reached(gm.graph):
             log.info("the graph stays as it was captured: some gradients would be none instead of zeros")
             return CompiledGraph(gm, gm)
         return found
 
     result = compiled()
+    leaves = pytree.tree_leaves((example_inputs, dict(kwargs or {})))
+    if native and freeze:
+        result, left_out = programs.faster(result, compiled, _plan_of, list(leaves))
     report, mode = result.report, parsed.checksum_mode
     references = References()
     plans: dict[fx.GraphModule, NativeGraph] = {}
@@ -174,7 +173,7 @@ def optimized(
     def by_plan(form: CompiledGraph) -> Forward:
         if not native or form.planner is None:
             return _interpreted(form)
-        plans[form.optimized] = NativeGraph(form.optimized, form.planner, _interpreted(form))
+        plans[form.optimized] = _plan_of(form)
         return plans[form.optimized]
 
     def checked(run: Callable[[CompiledGraph], Forward]) -> CompiledGraph:
@@ -182,7 +181,7 @@ def optimized(
         if report is not None and mode != "off":
             guard = Guard(result, report, mode, compiled, run, training=not freeze, references=references)
             with torch.set_grad_enabled(not freeze):
-                kept = guard.examine(pytree.tree_leaves((example_inputs, dict(kwargs or {}))))
+                kept = guard.examine(leaves)
         made = kept.optimized
         made.graph.set_codegen(gm.graph._codegen)
         made.recompile()
@@ -195,6 +194,22 @@ def optimized(
         by_plan(kept)
     found = (kept.optimized, gm, report, ranges, reads, plans.get(kept.optimized))
     return Optimized(*found, lambda: checked(_interpreted).optimized, freeze, references.results(gm))
+
+
+def _request(gm: fx.GraphModule, options: Options) -> Request:
+    """What is asked of the compilation of a captured graph."""
+    freeze = options.freeze if options.freeze is not None else not torch.is_grad_enabled()
+    weights = {n.name for n in gm.graph.nodes if n.op == "get_attr"} if freeze else set()
+    weights -= _changed(gm)
+    if not freeze:
+        protect(gm, gm)
+    return Request(options, "inference" if freeze else "training", frozenset(weights), autograd=not freeze)
+
+
+def _plan_of(form: CompiledGraph) -> NativeGraph:
+    """Runs a graph by its plan."""
+    assert form.planner is not None
+    return NativeGraph(form.optimized, form.planner, _interpreted(form))
 
 
 _PLAIN = ("detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
