@@ -26,6 +26,12 @@ def _check_inference(name: str, dtype: torch.dtype, *, is_call: bool = True) -> 
     exact = copy.deepcopy(model).double()
     first, later = ([t.cuda() for t in inputs(spelling, dtype, seed=seed)] for seed in (0, 1))
     with torch.no_grad():
+        try:
+            model(*first)
+        except RuntimeError:
+            # Torch multiplies no matrices of two dtypes: this spelling has its scores in fp32.
+            assert dtype != torch.float32, name
+            return
         compiled = hypatia.compile(model, *first)
         for given in (first, later):
             assert_as_close_as_eager(compiled(*given), model(*given), exact(*_wide(given)))

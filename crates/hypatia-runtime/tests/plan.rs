@@ -265,6 +265,20 @@ fn results_lie_as_in_eager() {
 }
 
 #[test]
+fn an_input_that_is_turned_is_seen_as_a_view() {
+    // In memory the input lies as what is returned, but a caller sees it otherwise.
+    let program = parse("(tuple (permute x:[2,3,4] [0,2,1]))", Weights::Frozen).unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    let mut wish = Wish::on(CPU);
+    let turned = vec![Some(vec![12, 1, 3])];
+    wish.layouts.results.insert("x".into(), turned);
+    wish.layouts.outputs = vec![lying(&[12, 3, 1], 0, Owner::Any)];
+    let result = lower(&optimized, 1, &wish).unwrap().results.remove(0);
+    assert!(result.given && !result.whole);
+    assert_eq!((result.shape, result.strides), (vec![2, 4, 3], vec![12, 3, 1]));
+}
+
+#[test]
 fn results_share_memory_as_in_eager() {
     let shared = |strides: &[isize], offset| lying(strides, offset, Owner::Own(0));
     let text = "(let y (exp x:[4,6])) (tuple (slice y -2 1 4 1) y (add 1.0 x:[4,6]))";

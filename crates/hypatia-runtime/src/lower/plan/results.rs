@@ -279,8 +279,17 @@ impl Lowering<'_> {
     }
 
     fn seen(&self, operand: &Operand, given: bool, at: usize) -> Returned {
+        // An output is made as its value lies; an input is what its caller sees.
+        let (shape, strides) = match given {
+            true => self.plan.form(operand.value),
+            false => {
+                let shape = self.plan.values[operand.value].shape.clone();
+                let strides = dense_strides(&shape);
+                (shape, strides)
+            }
+        };
         Returned {
-            whole: operand.offset == 0 && operand.is_dense() && self.plan.values[operand.value].shape == operand.shape,
+            whole: operand.offset == 0 && operand.shape == shape && operand.lies_as(&strides),
             given,
             at,
             offset: operand.offset,
