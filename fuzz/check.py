@@ -370,6 +370,8 @@ class _Session:
         found = _Lazy(listed(eager), noisy, wide, overflows, odd=_is_odd((made, before)))
         found.equal = lambda seed, roundings: by_graph(Noise(seed, roundings))
         found.equal_overflows = equal_overflows
+        if self.device != "cpu" and self.compiled is not None:
+            found.splits = self.compiled.attends
         found.ordered, found.exact = not loose, numerics == "exact"
         return found
 

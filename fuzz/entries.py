@@ -156,6 +156,11 @@ class Compiled:
         more = self.call.reports if isinstance(self.call, direct.CompiledModel) else []
         return self.reports + [r for r in more if r not in self.reports]
 
+    def attends(self) -> bool:
+        """Whether a graph calls torch's attention."""
+        calls = [n for r in self.all_reports() for n in r.after.nodes if n.op == "call_function"]
+        return any("attention" in str(n.target) for n in calls)
+
 
 def _opened(args: tuple[Any, ...]) -> Any:
     """First dimensions are open, where torch.export finds that they can be."""

@@ -17,6 +17,7 @@ import hypatia
 from fuzz import keep
 from fuzz.case import FORMS, Case, Entry, Plan
 from fuzz.check import Outcome, is_steady, run_case
+from fuzz.entries import Compiled
 from fuzz.generate import case_of
 from fuzz.minimise import minimised
 from fuzz.oracle import Noise, Reference, judged
@@ -343,6 +344,47 @@ def test_what_the_oracle_lets_pass() -> None:
     # Cancellation: eager's runs spread as far.
     near = [torch.tensor([v]) for v in (0.0, 1e-3, -2e-3)]
     assert not _judged(torch.tensor([2e-3]), near[0], near[0].double(), *near)
+
+
+def test_attention_on_a_gpu_gives_subnormal_numbers_few_digits() -> None:
+    """It splits fp32 into pieces of TF32, whose subnormal numbers are multiples of 1.1e-41."""
+    eager = torch.tensor([-4.54062741e-41, 3e-38, 1.1e-38])
+    wide = torch.tensor([-4.54053855e-41, 3e-38, 1.1e-38], dtype=torch.float64)
+    right = (-4.59177481e-41, 3e-38, 1.1e-38)
+
+    def said(*mine: float, split: bool = True, ordinary: float = 3e-38) -> str:
+        given, exact = eager.clone(), wide.clone()
+        given[1] = exact[1] = ordinary
+        reference = Reference([given], [exact], lambda *_: [given], splits=lambda: split)
+        return judged(torch.tensor(mine), reference, 0)
+
+    assert not said(*right)
+    assert "1 of 3 values are wrong, at [0]" in said(*right, split=False)
+    # An ordinary number beside it, by no more than that.
+    assert "1 of 3 values are wrong, at [1]" in said(right[0], 3.0002e-38, right[2])
+    assert "1 of 3 values are wrong, at [1]" in said(right[0], 1.00001, right[2], ordinary=1.0)
+    # Subnormal numbers that are wrong.
+    assert "1 of 3 values are wrong, at [0]" in said(-4.54062741e-40, *right[1:])
+    assert "1 of 3 values are wrong, at [2]" in said(*right[:2], 1.0e-38)
+    assert "1 of 3 values are wrong, at [2]" in said(*right[:2], 0.0)
+
+
+@pytest.mark.parametrize("name", ["direct", "optimize", "torch"])
+def test_whether_a_graph_calls_attention_is_known(name: str) -> None:
+    rows = (
+        Row("v0", "{0} @ {0}.mT / 2.0", ("x0",)),
+        Row("v2", "{0}.softmax(-1)", ("v0",)),
+        Row("v1", "{0} @ {1}", ("v2", "x0")),
+    )
+    for last, attends in ((rows, True), ((*rows[:2], Row("v1", "{0} * 2", ("v2",))), False)):
+        case = _case(*last, name=name)
+        x = T((2, 2, 4, 8), seed=1)
+        program = dataclasses.replace(case.program, inputs=(("x0", x),))
+        model = module_of(program.source())()
+        with torch.no_grad():
+            compiled = Compiled(case.entry, model, (x.make(),), {})
+            compiled((x.make(),), {})
+        assert compiled.attends() == attends
 
 
 def test_the_sign_of_a_sum_of_zeros_is_the_kernels_choice() -> None:
