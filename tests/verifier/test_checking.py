@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import fx, nn
 
 import hypatia
 from hypatia.compiler.comparison import Comparison
+from hypatia.compiler.pipeline import CompiledGraph, Request
 from hypatia.execute.changes import RandomState
-from hypatia.verifier import candidates, compare, judge
+from hypatia.frontend import optimize
+from hypatia.verifier import candidates, compare, first_call, judge
 from hypatia.verifier.gradients import gradients_of
 
 
@@ -197,3 +200,40 @@ def test_a_gradient_at_a_tie_is_eagers() -> None:
     """There the gradient jumps when a result moves; eager's choice is exact, and so it is asked for."""
     x = torch.linspace(1.1, 1.9, 64).requires_grad_()
     assert not _gradient_judged(lambda x: ((x * 3 - 3 * x).relu() + x,), lambda x: (4 * x,), x)
+
+
+class Cancelling(nn.Module):
+    """Eager loses most digits of a product: whatever rounds otherwise is far from it, and as good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 8)
+        self.register_buffer("large", torch.tensor(1e8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x))) * 1e4 + self.large - self.large.clone()
+
+
+@pytest.mark.parametrize(
+    ("needed", "runs"),
+    [(1, "runs without rule 'scale-linear-bias'"), (4, "runs without kernel 'native plan'")],
+)
+def test_where_eagers_own_digits_are_chance_little_is_tried(
+    monkeypatch: pytest.MonkeyPatch, needed: int, runs: str
+) -> None:
+    """As many parts have to be left out at once; finding four of them takes eight trials."""
+    torch.manual_seed(0)
+    model, x = Cancelling().eval(), torch.randn(4096, 16)
+    tried, usual = [], optimize.compile_graph
+
+    def noted(gm: torch.fx.GraphModule, request: Request) -> CompiledGraph:
+        tried.append(request.without)
+        enough = len(request.without) >= needed
+        return usual(gm, request if enough else dataclasses.replace(request, without=frozenset()))
+
+    monkeypatch.setattr(optimize, "compile_graph", noted)
+    monkeypatch.setattr(first_call, "FEW_TRIALS", 6)
+    with torch.no_grad(), pytest.warns(hypatia.PrecisionWarning, match=runs):
+        found = hypatia.compile(model)(x)
+    assert torch.equal(found, model(x))
+    assert len(tried) <= 1 + 6

@@ -23,6 +23,7 @@ from ..execute.changes import Counts, RandomState
 from ..timeline import CALL, stage
 from .compare import Comparer, References
 from .gradients import gradients_of
+from .judge import TO_EAGER
 from .memory import memory_allowed
 from .reference import cloned
 
@@ -63,6 +64,16 @@ class Attempt:
             (r, r.eager_error if r.eager_error == float("inf") else 0.0) for r in self.comparison.results
         )
         return all(r.error <= max(r.allowed, own) for r, own in bounds)
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether eager has every result that fails further from float64 than a result may be from eager: any
+        other order of roundings may fail, and nothing is wrong."""
+        if self.comparison is None or not self.precise:
+            return False
+        failing = [r for r in self.comparison.results if not r.ok]
+        limits = [(r.eager_error, TO_EAGER * max(1.0, r.scale)) for r in failing]
+        return bool(limits) and all(limit < own < float("inf") for own, limit in limits)
 
     def __str__(self) -> str:
         worst = self.comparison.worst if self.comparison is not None else None
