@@ -63,6 +63,25 @@ def test_the_faster_program_runs(products_take: float, monkeypatch: pytest.Monke
     assert is_call == (products_take > 1)
 
 
+class Noisy(Written):
+    """It draws random numbers as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand_like(x)
+
+
+def test_timing_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table.Cpu, "compares_programs", True)
+    model, x = Noisy().eval(), torch.randn(3, 7, 16)
+    compiled = hypatia.compile(model)
+    for _ in range(2):
+        state = torch.random.get_rng_state()
+        with torch.no_grad():
+            found = compiled(x)
+            torch.random.set_rng_state(state)
+            torch.testing.assert_close(found, model(x))
+
+
 def test_what_a_check_takes_out_does_not_bring_the_slower_program_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,9 @@ from ..capture import attention_calls
 from ..capture.op_facts import changed_inputs, effects_of
 from ..compiler.pipeline import CompiledGraph, Part
 from ..devices import table
+from ..devices.table import random_devices
 from ..execute import timing
+from ..execute.changes import RandomState
 from ..execute.choose import CLOSE, PLAINER, SECONDS
 from ..execute.native import NativeGraph
 
@@ -43,12 +45,15 @@ def faster(
     changes = effects_of(found.captured) or changed_inputs(found.captured)
     if changes or not table.of(device).compares_programs:
         return found, frozenset()
+    random = RandomState(random_devices(args))
     plan = plan_of(found)
     if plan.run(args) is None or plan.binding.bytes[1] > PLAINER:
         plan.binding.leave()
+        random.restore()
         return found, frozenset()
     other = again(without)
     taken = _taken({NAMES[0]: plan} | ({NAMES[1]: plan_of(other)} if other.planner else {}), args, device)
+    random.restore()
     if len(taken) < len(NAMES):
         return found, frozenset()
     call, products = (1e6 * taken[name] for name in NAMES)
