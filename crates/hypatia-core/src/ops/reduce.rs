@@ -267,6 +267,19 @@ macro_rules! over {
     };
 }
 
+/// Pooling an image to one place is its mean, in torch, too: the kernel for other sizes adds one number after the
+/// other, and has many times the roundings.
+macro_rules! means {
+    ($op:literal) => {
+        &[
+            "mean.dim(x, dims, keep)",
+            "mean.dim(x, dims) => (mean x ($dims x dims) false)",
+            "mean.default(x) => (mean x ($dims x none) false)",
+            "adaptive_avg_pool2d.default(x, [1,1]) => (mean x [-2,-1] true)",
+        ]
+    };
+}
+
 /// The same for one dimension.
 macro_rules! along {
     ($op:literal, $call:literal) => {
@@ -355,7 +368,7 @@ macro_rules! reductions {
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = reductions! {
         "sum" MANY over("sum.dim_IntList", "sum.default") => |a| reduced(a, wide), |v| fold(v, total), 1.0;
-        "mean" MANY over("mean.dim", "mean.default") => |a| reduced(a, float), |v| fold(v, mean), 1.0;
+        "mean" MANY means() => |a| reduced(a, float), |v| fold(v, mean), 1.0;
         "amax" MANY over("amax.default", "amax.default") => |a| chosen(a, same), |v| eval_extreme(v, larger), 1.0;
         "amin" MANY over("amin.default", "amin.default") => |a| chosen(a, same), |v| eval_extreme(v, smaller), 1.0;
         "logsumexp" MANY over("logsumexp.default") => |a| reduced(a, float), |v| fold(v, log_sum_exp), 8.0;
