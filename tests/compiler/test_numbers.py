@@ -441,7 +441,16 @@ def test_every_rule_that_keeps_the_gradient_does_so_in_torch(pairs: list[dict[st
 
 def test_rules_of_values_alone_are_no_more_than_they_need_be(pairs: list[dict[str, Any]]) -> None:
     """Each of them has another gradient somewhere: at ties, at a bound, at NaN."""
-    needed = {"max-item", "min-item", "relu-of-clamp", "hardsigmoid-of-clamp", "abs-relu", "detach-none"}
+    needed = {
+        "max-item",
+        "min-item",
+        "max-all",
+        "min-all",
+        "relu-of-clamp",
+        "hardsigmoid-of-clamp",
+        "abs-relu",
+    }
+    needed |= {"mish-of-softplus", "detach-none"}
     assert {p["rule"] for p in pairs if not p["gradient"]} == needed
     differ = set()
     for pair in pairs:
