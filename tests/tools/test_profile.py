@@ -163,6 +163,16 @@ def test_a_report_has_the_steps_of_the_plan() -> None:
     assert not hypatia.explain(Net().eval(), torch.randn(8, 32), timings=False).steps
 
 
+def test_a_report_does_without_steps_where_there_is_no_memory_to_time_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> Rates:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("hypatia.execute.step_times.rates", full)
+    assert not hypatia.explain(Net().eval(), torch.randn(8, 32)).steps
+
+
 def test_profiles_are_of_inference() -> None:
     ran = CliRunner().invoke(cli, ["bench", "tiny_b64", "--profile", "--training", "--device", "cpu"])
     assert ran.exit_code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import logging
 import statistics
 import time
 import types
@@ -29,6 +30,8 @@ from ..measure import wait
 from ..steps import Line
 from .breaks import Breaks
 from .report import Report, Timings
+
+log = logging.getLogger(__name__)
 
 REPLAY_LIMIT = 2_000_000
 """Elements of a graph's inputs and weights up to which the steps of its proof are evaluated again.
@@ -266,7 +269,11 @@ def _steps(compiled: Step, arguments: tuple[object, dict[str, object]]) -> list[
     """Steps of the plans that a call runs."""
     with plan_calls() as calls:
         _call(compiled, arguments)
-    return steps.timed(calls, STEP_REPETITIONS)[0]
+    try:
+        return steps.timed(calls, STEP_REPETITIONS)[0]
+    except RuntimeError:
+        log.info("steps are not timed", exc_info=True)
+        return []
 
 
 def _device(model: Callable[..., object], arguments: object) -> torch.device:
