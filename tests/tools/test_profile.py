@@ -15,6 +15,7 @@ import hypatia
 from hypatia import store
 from hypatia.devices import cuda_steps
 from hypatia.devices.rates import Rates, rates
+from hypatia.execute.native import NativeGraph
 from hypatia.execute.step_times import plan_calls, step_times
 from hypatia.tools.cli import cli
 from hypatia.tools.profile import OTHERS, kind_of
@@ -75,6 +76,19 @@ def test_only_calls_of_this_context_are_collected() -> None:
     with torch.no_grad():
         compiled(torch.randn(2, 8))
     assert len(calls) == 1
+
+
+def test_calls_are_collected_until_the_last_one_asks_no_more() -> None:
+    run = NativeGraph.run
+    first, second = plan_calls(), plan_calls()
+    first.__enter__()
+    calls = second.__enter__()
+    first.__exit__(None, None, None)
+    with torch.no_grad():
+        hypatia.compile(nn.Linear(8, 8).eval())(torch.randn(2, 8))
+    assert calls
+    second.__exit__(None, None, None)
+    assert NativeGraph.run is run
 
 
 def test_a_limit_is_what_takes_longer() -> None:

@@ -35,24 +35,39 @@ class StepTime:
     """What takes that long: bytes or products."""
 
 
+_lock = threading.Lock()
+_collectors: list[tuple[int, list[Call]]] = []
+"""Threads whose calls are collected, and where. Plans are watched while there are some."""
+
+
 @contextlib.contextmanager
 def plan_calls() -> Iterator[list[Call]]:
     """Collects the plans that this thread runs, with their arguments, while it is entered."""
-    found: list[Call] = []
-    run, thread = NativeGraph.run, threading.get_ident()
-
-    def noted(self: NativeGraph, args: Sequence[object]) -> Sequence[object] | None:
-        given = list(args)
-        results = run(self, args)
-        if results is not None and threading.get_ident() == thread:
-            found.append((self, given))
-        return results
-
-    NativeGraph.run = noted  # type: ignore[method-assign]
+    collector: tuple[int, list[Call]] = (threading.get_ident(), [])
+    with _lock:
+        if not _collectors:
+            NativeGraph.run = _noted  # type: ignore[method-assign]
+        _collectors.append(collector)
     try:
-        yield found
+        yield collector[1]
     finally:
-        NativeGraph.run = run  # type: ignore[method-assign]
+        with _lock:
+            _collectors[:] = [c for c in _collectors if c is not collector]
+            if not _collectors:
+                NativeGraph.run = _run  # type: ignore[method-assign]
+
+
+_run = NativeGraph.run
+
+
+def _noted(self: NativeGraph, args: Sequence[object]) -> Sequence[object] | None:
+    given = list(args)
+    results = _run(self, args)
+    if results is not None:
+        thread = threading.get_ident()
+        for _, calls in [c for c in _collectors if c[0] == thread]:
+            calls.append((self, given))
+    return results
 
 
 def step_times(native: NativeGraph, args: Sequence[object], repeats: int = 9) -> list[StepTime] | None:
