@@ -47,6 +47,7 @@ pub const ABILITIES: Abilities = Abilities {
     // A row of a larger window does not fit into the registers of a thread.
     depthwise: Some(31),
     whole_addends: true,
+    multiplies_by_sixths: true,
     // Launching a kernel takes longer.
     changes_inputs: true,
     computes_repeated: true,

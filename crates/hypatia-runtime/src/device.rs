@@ -63,6 +63,8 @@ pub struct Abilities {
     /// Numbers that are added to 16-bit tensors, or subtracted, keep the precision of f32; otherwise they are rounded to
     /// 16 bits first, as eager torch does on this device.
     pub whole_addends: bool,
+    /// Torch's kernels for this device multiply by a sixth where they could divide by six.
+    pub multiplies_by_sixths: bool,
     /// Regions write into inputs that change, and small ones are put together.
     pub changes_inputs: bool,
     /// A region computes what it reads several times, if that is little work; otherwise that is a step of its own.
@@ -131,6 +133,7 @@ impl Abilities {
         channels_last: None,
         depthwise: None,
         whole_addends: false,
+        multiplies_by_sixths: false,
         changes_inputs: false,
         computes_repeated: false,
         any_reads: false,

@@ -4,7 +4,7 @@ use egg::Id;
 use hypatia_core::attr::Attr;
 
 use super::pointwise::Making;
-use super::slopes::{Code, wide};
+use super::slopes::{Code, SIXTH, wide};
 use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Instruction, Op as Lane};
@@ -32,7 +32,7 @@ impl Lowering<'_> {
             made,
         };
         let x = code.cast(x, dtype, code.wide);
-        let y = code.activation(self.name(id), x, &numbers)?;
+        let y = code.activation(self.name(id), x, &numbers, self.can.multiplies_by_sixths)?;
         let place = code.cast(y, code.wide, dtype);
         made.place.insert(id, place);
         Ok(place)
@@ -51,6 +51,16 @@ impl Code<'_> {
         Ok(self.made.push(Instruction::new(Lane::Clamp, [sum, zero, six])))
     }
 
+    /// `x / 6`, or times a sixth as torch writes it.
+    fn by_six(&mut self, x: usize, sixths: bool) -> Result<usize> {
+        let (op, number) = match sixths {
+            true => (Lane::Mul, SIXTH),
+            false => (Lane::Div, 6.0),
+        };
+        let number = self.number(number)?;
+        Ok(self.two(op, x, number))
+    }
+
     /// `a` where `x` is greater than a bound, else `b`.
     fn above(&mut self, x: usize, bound: f64, a: usize, b: usize) -> Result<usize> {
         let bound = self.number(bound)?;
@@ -59,16 +69,16 @@ impl Code<'_> {
     }
 
     /// In the order in which torch's kernels compute.
-    fn activation(&mut self, name: &str, x: usize, numbers: &[f64]) -> Result<usize> {
+    fn activation(&mut self, name: &str, x: usize, numbers: &[f64], sixths: bool) -> Result<usize> {
         Ok(match (name, numbers) {
             ("hardswish", []) => {
                 let hard = self.hard(x)?;
-                let (product, six) = (self.two(Lane::Mul, x, hard), self.number(6.0)?);
-                self.two(Lane::Div, product, six)
+                let product = self.two(Lane::Mul, x, hard);
+                self.by_six(product, sixths)?
             }
             ("hardsigmoid", []) => {
-                let (hard, six) = (self.hard(x)?, self.number(6.0)?);
-                self.two(Lane::Div, hard, six)
+                let hard = self.hard(x)?;
+                self.by_six(hard, sixths)?
             }
             ("leaky_relu", [slope]) => {
                 let slope = self.number(*slope)?;

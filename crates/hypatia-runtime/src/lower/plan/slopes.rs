@@ -8,6 +8,9 @@ use super::{Lowering, no_plan};
 use crate::error::Result;
 use crate::kernels::region::{Instruction, Op as Lane};
 
+/// A number of fp32 in torch's kernels, those of fp64 among them.
+pub(super) const SIXTH: f64 = (1.0_f32 / 6.0) as f64;
+
 /// Whether an op takes a gradient, and what its function was given or gave. Each needs a slope below.
 pub(super) fn is_gradient(name: &str) -> bool {
     matches!(
@@ -101,7 +104,7 @@ impl Code<'_> {
 
     fn slope(&mut self, name: &str, x: usize) -> Result<usize> {
         Ok(match name {
-            "hardsigmoid_backward" => self.made.constant(1.0 / 6.0, self.wide)?,
+            "hardsigmoid_backward" => self.made.constant(SIXTH, self.wide)?,
             "hardswish_backward" => {
                 let three = self.made.constant(3.0, self.wide)?;
                 let third = self.two(Lane::Div, x, three);
