@@ -51,6 +51,18 @@ __device__ __forceinline__ Eight streamed(const u16* from) {
     return e;
 }
 
+// A kernel may begin before the one in front of it is done: this lets the next one, and this waits for it.
+__device__ __forceinline__ void let_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #define OCTETS (ROWS / 8)
 #define GROUPS ((OCTETS + 1) / 2)
 #define COLUMNS (8 * TILES)
@@ -89,7 +101,8 @@ __device__ __forceinline__ void load(Rows& b, const u16* x, i64 x_row, i64 m, i6
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, PER) few(
     const u16* x, const u16* w, const u16* bias, const u16* residual, u16* y,
-    i64 m, i64 n, i64 k, i64 x_row, i64 w_row, i64 y_row, i64 residual_row, i64 activation) {
+    i64 m, i64 n, i64 k, i64 x_row, i64 w_row, i64 y_row, i64 residual_row, i64 activation,
+    i64 constant) {
     __shared__ float shared[2][WARPS][ROWS][COLUMNS + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, octet = lane / 4, quarter = lane % 4;
     const i64 tiles = (n + ROWS - 1) / ROWS, first = (i64)warp * CHUNK;
@@ -99,7 +112,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, PER) few(
     float sums[GROUPS][TILES][4] = {};
     Weights a;
     Rows b;
-    load(a, w, w_row, n, k, tile, start);
+    let_next();
+    // A weight that no kernel writes is on its way while the kernels before are still at work.
+    if (constant) load(a, w, w_row, n, k, tile, start);
+    begin();
+    if (!constant) load(a, w, w_row, n, k, tile, start);
     load(b, x, x_row, m, k, start);
     while (tile < tiles) {
         i64 next = start + CHUNK * WARPS, next_tile = tile;

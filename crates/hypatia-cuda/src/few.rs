@@ -19,7 +19,7 @@ const SOURCE: &str = include_str!("few.cu");
 const NAME: &str = "few";
 
 /// Of the kernel; measurements of others do not count.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Weights of fewer numbers are read in no time.
 const WORTH: usize = 1 << 16;
@@ -96,6 +96,8 @@ pub(crate) struct Few {
     function: Function,
     shape: Shape,
     problem: Problem,
+    /// Nothing that a plan launches writes the weight.
+    constant: bool,
     microseconds: f64,
 }
 
@@ -142,11 +144,17 @@ impl Few {
 
     fn of(device: &'static Device, problem: &Problem, shape: Shape) -> Result<Few> {
         Ok(Few {
-            function: kernel::module(device, NAME, &shape.source(problem))?.function(NAME)?,
+            function: kernel::function(device, NAME, &shape.source(problem))?,
             shape,
             problem: *problem,
+            constant: false,
             microseconds: f64::INFINITY,
         })
+    }
+
+    /// The same product by a weight that nothing else of a plan writes, or may write.
+    pub(crate) fn of_constant(self, constant: bool) -> Few {
+        Few { constant, ..self }
     }
 
     /// About what a run takes.
@@ -169,7 +177,7 @@ impl Few {
         let mut arguments = vec![o.left, o.right, given(bias, o.bias), given(residual, o.residual), o.out];
         let residual_row = p.residual.map_or(0, |r| r.ld);
         arguments.extend([p.m, p.n, p.k, p.left.ld, p.right.ld, p.out.ld, residual_row].map(|n| n as u64));
-        arguments.push(activation(p.epilogue).unwrap_or(0));
+        arguments.extend([activation(p.epilogue).unwrap_or(0), u64::from(self.constant)]);
         let most = self.shape.per * self.function.device().multiprocessors() as usize;
         let blocks = [p.n.div_ceil(self.shape.rows).min(most) as u32, 1, 1];
         // SAFETY: promised by the caller; sizes and strides are those of the operands.

@@ -29,7 +29,7 @@ impl Kernel {
     /// Brings it to a device; compiled only if neither this process nor the cache has it.
     pub fn load(&self, device: &'static Device) -> Result<Loaded> {
         Ok(Loaded {
-            function: module(device, &self.name, &self.source)?.function(&self.name)?,
+            function: function(device, &self.name, &self.source)?,
             blocks: self.blocks,
             threads: self.threads,
             alignments: self.alignments.clone(),
@@ -49,13 +49,18 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// Whether a launch does nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.contains(&0)
+    }
+
     /// Launches it, within [`Device::enter`].
     ///
     /// # Safety
     /// The addresses must be those of the operands that the kernel was made for, in order, and live until it is done.
     pub unsafe fn launch(&self, stream: Stream, addresses: &[u64]) -> Result<()> {
         // Nothing to do; tensors without elements have no address.
-        if self.blocks.contains(&0) {
+        if self.is_empty() {
             return Ok(());
         }
         // A fault on the device would make it useless for the rest of the process.
@@ -90,6 +95,11 @@ fn planted(source: &str) -> Cow<'_, str> {
         Some((old, new)) if source.contains(old.as_str()) => Cow::Owned(source.replace(old.as_str(), new)),
         _ => Cow::Borrowed(source),
     }
+}
+
+/// The kernel of a source that has one.
+pub(super) fn function(device: &'static Device, name: &str, source: &str) -> Result<Function> {
+    Ok(module(device, name, source)?.function(name)?.of_source(source))
 }
 
 /// The module of a source on a device, kept for the life of the process.

@@ -44,6 +44,16 @@ enum Ready {
 }
 
 impl Ready {
+    /// Whether the last that it launches is a kernel of ours, behind which others may begin early.
+    fn ends_with_kernel(&self) -> bool {
+        match self {
+            Ready::Torch | Ready::Batch(_) => false,
+            Ready::Product(product) => product.ends_with_kernel(),
+            Ready::Sums(_) | Ready::Norm(_) => true,
+            Ready::Kernel(kernel, _) => !kernel.is_empty(),
+        }
+    }
+
     /// Whether nothing of it is torch's.
     fn is_native(&self) -> bool {
         match self {
@@ -230,7 +240,7 @@ impl Bound {
                 arena,
             };
             // SAFETY: promised by the caller.
-            unsafe { self.launch(&run, part.steps.clone(), |_| ()) }
+            unsafe { self.launch(&run, part.steps.clone(), None) }
         };
         let Some(replay) = &part.replay else {
             return launch(stream);
@@ -251,7 +261,7 @@ impl Bound {
         inputs: &[u64],
         outputs: &[u64],
         arena: u64,
-        next: impl FnMut(usize),
+        mut next: impl FnMut(usize),
     ) -> Result<Handed> {
         if inputs.len() != self.plan.inputs.len() || outputs.len() != self.plan.outputs.len() {
             return Err(Error::malformed("another number of inputs or outputs"));
@@ -265,20 +275,33 @@ impl Bound {
             arena,
         };
         // SAFETY: promised by the caller.
-        unsafe { self.launch(&run, 0..self.steps.len(), next) }
+        unsafe { self.launch(&run, 0..self.steps.len(), Some(&mut next)) }
     }
 
+    /// Launches steps. Each may begin before the one in front of it is done, if nobody is told about them.
+    ///
     /// # Safety
     /// As of `run`.
-    unsafe fn launch(&self, run: &Running<'_>, steps: Range<usize>, mut next: impl FnMut(usize)) -> Result<Handed> {
+    unsafe fn launch(
+        &self,
+        run: &Running<'_>,
+        steps: Range<usize>,
+        mut told: Option<&mut dyn FnMut(usize)>,
+    ) -> Result<Handed> {
         let mut holding = Holding::new(&self.made);
+        let mut early = false;
         for at in steps {
-            next(at);
+            if let Some(next) = &mut told {
+                next(at);
+            }
+            let stream = run.stream.beginning_early(early && told.is_none());
             // SAFETY: promised by the caller.
-            unsafe { self.step(run, at, &mut holding) }.map_err(|cause| self.failed(at, cause))?;
+            unsafe { self.step(&Running { stream, ..*run }, at, &mut holding) }
+                .map_err(|cause| self.failed(at, cause))?;
             // Torch's allocator hands memory out again to work on the same stream, which waits for all that is
             // launched so far.
             holding.leave(at);
+            early = self.steps[at].ends_with_kernel();
         }
         Ok(holding.outputs())
     }

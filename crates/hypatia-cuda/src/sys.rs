@@ -26,6 +26,28 @@ pub(super) struct UpdateResult {
     pub(super) error_from_node: Handle,
 }
 
+/// `CUlaunchAttribute`, the value of which is a union of 64 bytes.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    pub(super) id: c_uint,
+    pub(super) pad: c_uint,
+    pub(super) value: [c_int; 16],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+pub(super) const LAUNCH_EARLY: c_uint = 6;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared: c_uint,
+    pub(super) stream: Handle,
+    pub(super) attributes: *mut LaunchAttribute,
+    pub(super) count: c_uint,
+}
+
 /// `CUDA_KERNEL_NODE_PARAMS` since CUDA 12.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -71,6 +93,9 @@ library! {
         fn cuLaunchKernel(
             function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
             block_z: c_uint, shared: c_uint, stream: Handle, params: *mut *mut c_void, extra: *mut *mut c_void,
+        );
+        fn cuLaunchKernelEx(
+            config: *const LaunchConfig, function: Handle, params: *mut *mut c_void, extra: *mut *mut c_void,
         );
         fn cuMemAlloc_v2(address: *mut Address, bytes: usize);
         fn cuMemFree_v2(address: Address);

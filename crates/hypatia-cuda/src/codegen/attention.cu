@@ -74,6 +74,7 @@ attention(
     const MASK* mask,
 #endif
     T* y, i64 keys) {
+    begin();
     __shared__ float most[WARPS][HEADS], sum[WARPS][HEADS], result[WARPS][HEADS][WIDTH];
     __shared__ float block_most[HEADS], block_sum[HEADS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, octet = lane / 4, quarter = lane % 4;

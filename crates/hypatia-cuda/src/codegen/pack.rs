@@ -107,7 +107,7 @@ impl Shell<'_> {
     pub(super) fn source_with(&self, functions: &str) -> String {
         let comment: String = self.comment.iter().map(|line| format!("// {line}\n")).collect();
         format!(
-            "{}{functions}{comment}extern \"C\" __global__ void __launch_bounds__({}) {}({}) {{\n{}}}\n",
+            "{}{functions}{comment}extern \"C\" __global__ void __launch_bounds__({}) {}({}) {{\n    begin();\n{}}}\n",
             super::PRELUDE,
             self.threads,
             self.name,

@@ -5,6 +5,14 @@ struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 #define INFINITE __int_as_float(0x7f800000)
 
+// A kernel may begin before the one in front of it is done. This waits for it, and lets the next one begin.
+__device__ __forceinline__ void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Several elements that lie side by side, read and written by at most 16 bytes at a time.
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack { T at[N]; };
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> read(const T* from) { return *(const Pack<T, N>*)from; }

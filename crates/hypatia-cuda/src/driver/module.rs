@@ -4,8 +4,15 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use super::{Device, Stream, driver};
-use crate::sys::{FUNCTION_MOST_SHARED, Handle};
+use crate::nvrtc::Arch;
+use crate::sys::{FUNCTION_MOST_SHARED, Handle, LAUNCH_EARLY, LaunchAttribute, LaunchConfig};
 use crate::{Error, Result};
+
+/// The first that lets a kernel begin before the one in front of it is done.
+const WAITING: Arch = Arch::new(9, 0);
+
+/// How the source of a kernel says that it waits by itself.
+const WAITS: &str = "    begin();\n";
 
 /// Loaded machine code.
 #[derive(Debug)]
@@ -42,6 +49,7 @@ impl Module {
         Ok(Function {
             module: self.clone(),
             handle,
+            waits: false,
         })
     }
 }
@@ -60,6 +68,8 @@ impl Drop for Module {
 pub struct Function {
     module: Arc<Module>,
     handle: Handle,
+    /// It waits by itself for the kernels before, in all of its threads and before it reads what they write.
+    waits: bool,
 }
 
 // SAFETY: as of modules.
@@ -71,6 +81,13 @@ impl Function {
     /// The device that it is on.
     pub fn device(&self) -> &'static Device {
         self.module.device
+    }
+
+    /// The same kernel, known to wait by itself if its source says so.
+    #[must_use]
+    pub(crate) fn of_source(self, source: &str) -> Function {
+        let waits = source.contains(WAITS) && self.device().arch() >= WAITING;
+        Function { waits, ..self }
     }
 
     /// Lets launches give it this much shared memory, which without asking is 48 KiB at most.
@@ -106,6 +123,26 @@ impl Function {
             .map(|a| std::ptr::from_ref(a).cast_mut().cast())
             .collect();
         let [x, y, z] = blocks;
+        if self.waits && stream.begins_early() {
+            let mut attribute = LaunchAttribute {
+                id: LAUNCH_EARLY,
+                pad: 0,
+                value: [0; 16],
+            };
+            attribute.value[0] = 1;
+            let config = LaunchConfig {
+                grid: blocks,
+                block: [threads, 1, 1],
+                shared,
+                stream: stream.raw(),
+                attributes: &raw mut attribute,
+                count: 1,
+            };
+            // SAFETY: promised by the caller; the driver copies all of it before it returns.
+            return unsafe {
+                driver()?.cuLaunchKernelEx(&config, self.handle, pointers.as_mut_ptr(), std::ptr::null_mut())
+            };
+        }
         // SAFETY: promised by the caller; the driver copies the arguments before it returns.
         unsafe {
             driver()?.cuLaunchKernel(

@@ -9,11 +9,28 @@ use crate::sys::{self, Handle};
 pub struct Stream {
     device: &'static Device,
     handle: usize,
+    early: bool,
 }
 
 impl Stream {
     pub(super) fn new(device: &'static Device, handle: usize) -> Stream {
-        Stream { device, handle }
+        Stream {
+            device,
+            handle,
+            early: false,
+        }
+    }
+
+    /// The same, on which kernels that wait by themselves may begin before the kernel that was launched last is done.
+    /// That one must be of the same call: what these read before they wait, nobody may still be writing.
+    #[must_use]
+    pub(crate) fn beginning_early(self, early: bool) -> Stream {
+        Stream { early, ..self }
+    }
+
+    /// Whether they may.
+    pub(crate) fn begins_early(&self) -> bool {
+        self.early
     }
 
     /// Its device.

@@ -69,6 +69,7 @@ impl Product {
                 // SAFETY: promised by the caller.
                 && let Some(few) = unsafe { faster_few(device, problem, setting) }
             {
+                let few = few.of_constant(plan.constants.contains(&l.w));
                 return Ok(Product {
                     how: How::Few(Box::new(few)),
                     sums: None,
@@ -135,6 +136,11 @@ impl Product {
     /// Whether torch computes it.
     pub(super) fn calls_torch(&self) -> bool {
         matches!(&self.how, How::Apart(apart) if apart.calls_torch())
+    }
+
+    /// Whether the last that it launches is a kernel of ours.
+    pub(super) fn ends_with_kernel(&self) -> bool {
+        self.sums.is_some() || matches!(self.how, How::Few(_))
     }
 
     pub(super) fn workspace(&self) -> usize {
