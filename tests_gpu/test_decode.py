@@ -35,6 +35,20 @@ def counted() -> Iterator[list[int]]:
         yield replays
 
 
+@contextlib.contextmanager
+def described() -> Iterator[list[list[str]]]:
+    """Gets the steps of each plan that is bound."""
+    found: list[list[str]] = []
+    describe = binding.Binding._describe
+
+    def noted(self: Any, about: Any) -> None:
+        found.append(about["steps"])
+        describe(self, about)
+
+    with mock.patch.object(binding.Binding, "_describe", noted):
+        yield found
+
+
 class Layer(nn.Module):
     """A layer like Llama's, with a cache of keys and values."""
 
@@ -107,7 +121,8 @@ def call_buffers(call: Any) -> list[torch.Tensor]:
 
 
 def check_plans() -> str:
-    """A plan writes the caches in place, and replays from the third call at their addresses on."""
+    """A plan writes the caches in place. With calls of torch's it is replayed from the third call at their
+    addresses on; one without, as in bf16, records itself."""
     done = 0
     for buffers in (False, True):
         for dtype in (torch.float32, torch.bfloat16):
@@ -122,30 +137,24 @@ def check_plans() -> str:
                     ours, theirs = ([] if buffers else model.caches(dtype) for _ in range(2))
                     replays.clear()
                     _decode(call, twin, ours, theirs, dtype)
-                    assert len(replays) >= STEPS - recorded_plan.AFTER, (buffers, dtype, turn, len(replays))
+                    least = 0 if dtype == torch.bfloat16 else STEPS - recorded_plan.AFTER
+                    assert len(replays) >= least, (buffers, dtype, turn, len(replays))
             assert [r.no_plan for r in reports] == [""], [r.no_plan for r in reports]
             done += 1
     return f"{done} cases"
 
 
 def check_steps() -> str:
-    """No cache is copied: there is one call for each, and no copy back."""
-    found: list[list[str]] = []
-    describe = binding.Binding._describe
-
-    def noted(self: Any, about: Any) -> None:
-        found.append(about["steps"])
-        describe(self, about)
-
+    """No cache is copied: a kernel for each layer writes into both."""
     torch.compiler.reset()
     model = Decoder(torch.bfloat16, buffers=False)
-    with torch.no_grad(), winning(), mock.patch.object(binding.Binding, "_describe", noted):
+    with torch.no_grad(), winning(), described() as found:
         call = torch.compile(model, backend="hypatia")
         x = torch.randn(2, 1, 64, device="cuda", dtype=torch.bfloat16)
         call(x, torch.tensor([0], device="cuda"), *model.caches(torch.bfloat16))
     (steps,) = found[:1]
-    assert sum("index_copy" in s for s in steps) == 4, steps
-    assert not any("copy_.default" in s and "index" not in s for s in steps), steps
+    assert sum(s == "pointwise over [2, 4, 1, 16]" for s in steps) == 2, steps
+    assert not any("copy" in s for s in steps), steps
     return f"{len(steps)} steps"
 
 
@@ -240,3 +249,59 @@ def check_caches_filled_to_the_end() -> str:
                         _assert_close(model.cache, twin.cache)
                         assert int(model.end) == int(twin.end)
     return "6 cases"
+
+
+class Placing(nn.Module):
+    """Writes a row into a tensor, at the place that another one says."""
+
+    def __init__(self, dim: int, source: str) -> None:
+        super().__init__()
+        self.dim, self.source = dim, source
+
+    def forward(
+        self, cache: torch.Tensor, other: torch.Tensor, at: torch.Tensor, row: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        made = row.clone()
+        if self.source == "computed":
+            made = row.neg() + 1 if row.dtype.is_floating_point else row * 3 + 1
+        elif self.source == "turned":
+            made = (row.transpose(0, -1).contiguous() * 2).transpose(0, -1)
+        elif self.source == "read twice":
+            made = row * 2
+        cache.index_copy_(self.dim, at, made)
+        other.index_copy_(self.dim, at, row)
+        read = (cache.float() + other.float()).sum(self.dim)
+        return (read, made) if self.source == "read twice" else (read,)
+
+
+def check_rows_that_are_written_where_a_tensor_says() -> str:
+    """By a kernel of ours: dtypes, dimensions, strides, and where the row comes from."""
+    torch.manual_seed(0)
+    size, count, kernels = (3, 5, 4, 8), 0, 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
+        for dim in range(4):
+            for source in ("given", "computed", "turned", "read twice"):
+                for lying in (None, (0, 2, 1, 3), (3, 2, 1, 0)):
+                    model = Placing(dim, source)
+                    row_size = [1 if d == dim else n for d, n in enumerate(size)]
+                    row = torch.randint(0, 9, row_size, device="cuda").to(dtype)
+                    ours, eagers = [], []
+                    for caches in (ours, eagers):
+                        for _ in range(2):
+                            cache = torch.zeros(size, device="cuda", dtype=dtype)
+                            if lying is not None:
+                                back = [lying.index(d) for d in range(4)]
+                                cache = cache.permute(lying).contiguous().permute(back)
+                            caches.append(cache)
+                    with torch.no_grad(), winning(), described() as plans:
+                        places = [torch.tensor([n], device="cuda") for n in (0, size[dim] - 1, 1)]
+                        compiled = hypatia.compile(model, *(c.clone() for c in ours), places[0], row)
+                        for place in places:
+                            found, expected = compiled(*ours, place, row), model(*eagers, place, row)
+                            for a, b in zip((*found, *ours), (*expected, *eagers), strict=True):
+                                torch.testing.assert_close(a, b, rtol=0, atol=0)
+                            row = row + 1
+                            count += 1
+                    kernels += bool(plans) and not any("index_copy" in s for steps in plans for s in steps)
+    assert kernels > 200, kernels
+    return f"{count} calls, {kernels} of 240 plans without torch's kernel"

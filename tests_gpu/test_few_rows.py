@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,6 +62,41 @@ def check_products_of_few_rows() -> str:
         by_kernel += _kinds(compiled) == ["few"]
     assert by_kernel > 0, "no product is computed by the kernel for few rows"
     return f"{count} layers, {by_kernel} by the kernel for few rows"
+
+
+class Gated(nn.Module):
+    """Two layers, one of which an activation makes the other's factor."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, activation: Callable[..., Any]) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(inputs, outputs, bias), nn.Linear(inputs, outputs, bias)
+        self.down = nn.Linear(outputs, inputs, bias)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+ACTIVATIONS = (F.silu, F.gelu, F.relu, torch.sigmoid, torch.tanh, nn.Identity())
+
+
+def check_gated_layers() -> str:
+    """All activations, by our kernel and by the library's and another one."""
+    torch.manual_seed(0)
+    count, kinds = 0, set()
+    for dtype, rows, (outputs, inputs), activation in itertools.product(
+        DTYPES, (1, 5, 16), ((1024, 512), (520, 136), (300, 1000)), ACTIVATIONS
+    ):
+        model = Gated(inputs, outputs, count % 2 == 0, activation).cuda().to(dtype)
+        x = torch.randn(rows, inputs, device="cuda", dtype=dtype)
+        with torch.no_grad():
+            compiled = _compiled(model, x)
+            for scale in (1.0, 20.0):
+                _assert_right(compiled(scale * x), model, scale * x)
+        kinds |= {name for name in _steps(compiled) if "linear" in name}
+        count += 1
+    assert "linear + silu, multiplied" in kinds, kinds
+    return f"{count} layers: {', '.join(sorted(kinds))}"
 
 
 def check_that_numbers_that_are_none_stay() -> str:

@@ -1,8 +1,10 @@
 //! What plans for a GPU may hold.
 
 use hypatia_core::ty::DType;
-use hypatia_runtime::device::{Abilities, Convolutions, Images};
+use hypatia_runtime::device::{Abilities, Convolutions, FewRows, Images};
 use hypatia_runtime::kernels::product::Activation;
+
+use crate::few;
 
 const PRODUCTS: &[DType] = &[DType::F32, DType::BF16, DType::F16];
 
@@ -18,6 +20,13 @@ pub const ABILITIES: Abilities = Abilities {
         _ => &[],
     },
     adds_after_activation: false,
+    // One kernel reads the weight, and nothing that it does beside takes time.
+    few_rows: Some(FewRows {
+        rows: 2 * few::UNIT,
+        elements: few::WORTH,
+        unit: few::UNIT,
+        dtypes: &[DType::BF16, DType::F16],
+    }),
     live_weights: true,
     packs_at_calls: None,
     weights_of_any_rank: true,

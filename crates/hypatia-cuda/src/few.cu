@@ -102,7 +102,7 @@ __device__ __forceinline__ void load(Rows& b, const u16* x, i64 x_row, i64 m, i6
 extern "C" __global__ void __launch_bounds__(32 * WARPS, PER) few(
     const u16* x, const u16* w, const u16* bias, const u16* residual, u16* y,
     i64 m, i64 n, i64 k, i64 x_row, i64 w_row, i64 y_row, i64 residual_row, i64 activation,
-    i64 constant) {
+    i64 multiplies, i64 early) {
     __shared__ float shared[2][WARPS][ROWS][COLUMNS + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, octet = lane / 4, quarter = lane % 4;
     const i64 tiles = (n + ROWS - 1) / ROWS, first = (i64)warp * CHUNK;
@@ -114,9 +114,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, PER) few(
     Rows b;
     let_next();
     // A weight that no kernel writes is on its way while the kernels before are still at work.
-    if (constant) load(a, w, w_row, n, k, tile, start);
+    if (early) load(a, w, w_row, n, k, tile, start);
     begin();
-    if (!constant) load(a, w, w_row, n, k, tile, start);
+    if (!early) load(a, w, w_row, n, k, tile, start);
     load(b, x, x_row, m, k, start);
     while (tile < tiles) {
         i64 next = start + CHUNK * WARPS, next_tile = tile;
@@ -161,13 +161,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, PER) few(
                 float sum = 0.0f;
 #pragma unroll
                 for (int i = 0; i < WARPS; i++) sum += shared[turn][i][at % ROWS][row];
-                if (residual) sum += wide(residual[row * residual_row + column]);
+                if (residual && !multiplies) sum += wide(residual[row * residual_row + column]);
                 if (bias) sum += wide(bias[column]);
                 if (activation == 1) sum = sum != sum ? sum : fmaxf(sum, 0.0f);
                 if (activation == 2) {
                     const float inner = 0.79788456080286535588f * (sum + 0.044715f * (sum * sum * sum));
                     sum = 0.5f * sum * (1.0f + tanhf(inner));
                 }
+                if (activation == 3) sum = sum * 0.5f * (1.0f + erff(sum * 0.70710678118654752440f));
+                if (activation == 4) sum = sum / (1.0f + expf(-sum));
+                if (activation == 5) sum = 1.0f / (1.0f + expf(-sum));
+                if (activation == 6) sum = tanhf(sum);
+                if (multiplies) sum *= wide(residual[row * residual_row + column]);
                 y[row * y_row + column] = narrow(sum);
             }
             // The next tile's sums are elsewhere; those after it come when all have read these.

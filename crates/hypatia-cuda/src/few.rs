@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use hypatia_core::ty::DType;
+use hypatia_runtime::kernels::product::Activation;
 use hypatia_runtime::tuning::Entry;
 
 use crate::driver::{Device, Function, Stream};
@@ -19,13 +20,13 @@ const SOURCE: &str = include_str!("few.cu");
 const NAME: &str = "few";
 
 /// Of the kernel; measurements of others do not count.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Weights of fewer numbers are read in no time.
-const WORTH: usize = 1 << 16;
+pub(crate) const WORTH: usize = 1 << 16;
 
 /// Numbers of 16 bits in 16 bytes.
-const UNIT: usize = 8;
+pub(crate) const UNIT: usize = 8;
 
 /// How the kernel divides its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,14 +91,25 @@ impl Shape {
     }
 }
 
+/// What follows a product and is none of the library's epilogues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct After {
+    /// It takes the place of that of the problem.
+    pub(crate) activation: Activation,
+    /// What the problem adds is multiplied by instead, after the activation.
+    pub(crate) multiplies: bool,
+}
+
 /// A product by the kernel.
 #[derive(Debug)]
 pub(crate) struct Few {
     function: Function,
     shape: Shape,
     problem: Problem,
-    /// Nothing that a plan launches writes the weight.
-    constant: bool,
+    after: After,
+    /// The step before launches kernels of ours, and nothing that the plan launches writes the weight: it is fetched
+    /// while those are at work.
+    early: bool,
     microseconds: f64,
 }
 
@@ -116,22 +128,26 @@ impl Few {
             && p.n.saturating_mul(p.k) >= WORTH
     }
 
-    /// The product by the shape that is the fastest, measured now or before; none if the kernel does not serve it.
+    /// The product by the shape that is the fastest, measured now or before; none if the kernel does not serve it. It
+    /// may begin `early`, before the kernels in front of it are done. What comes `after` it is not measured.
     ///
     /// # Safety
     /// The setting's memory is the device's.
     pub(crate) unsafe fn new(
         device: &'static Device,
         problem: &Problem,
+        after: After,
+        early: bool,
         setting: &mut Setting<'_>,
     ) -> Result<Option<Few>> {
         if !Few::serves(problem) {
             return Ok(None);
         }
-        let key = key_of(device, problem, "few rows", Some(VERSION))?;
+        let op = if early { "few rows, early" } else { "few rows" };
+        let key = key_of(device, problem, op, Some(VERSION))?;
         let known = setting.database.known_or(key, || {
             // SAFETY: promised by the caller.
-            let times = unsafe { measured(device, problem, setting)? };
+            let times = unsafe { measured(device, problem, early, setting)? };
             let chosen = best(&times).map(|(shape, _)| shape.name()).unwrap_or_default();
             let data = vec![];
             Ok::<_, Error>(Entry { chosen, times, data })
@@ -139,22 +155,28 @@ impl Few {
         let Some((shape, microseconds)) = best(&known.times) else {
             return Ok(None);
         };
-        Few::of(device, problem, shape).map(|few| Some(Few { microseconds, ..few }))
+        let few = Few::of(device, problem, early, shape)?;
+        Ok(Some(Few {
+            after,
+            microseconds,
+            ..few
+        }))
     }
 
-    fn of(device: &'static Device, problem: &Problem, shape: Shape) -> Result<Few> {
+    fn of(device: &'static Device, problem: &Problem, early: bool, shape: Shape) -> Result<Few> {
         Ok(Few {
             function: kernel::function(device, NAME, &shape.source(problem))?,
             shape,
             problem: *problem,
-            constant: false,
+            after: After::default(),
+            early,
             microseconds: f64::INFINITY,
         })
     }
 
-    /// The same product by a weight that nothing else of a plan writes, or may write.
-    pub(crate) fn of_constant(self, constant: bool) -> Few {
-        Few { constant, ..self }
+    fn blocks(&self) -> u32 {
+        let most = self.shape.per * self.function.device().multiprocessors() as usize;
+        self.problem.n.div_ceil(self.shape.rows).min(most) as u32
     }
 
     /// About what a run takes.
@@ -177,9 +199,16 @@ impl Few {
         let mut arguments = vec![o.left, o.right, given(bias, o.bias), given(residual, o.residual), o.out];
         let residual_row = p.residual.map_or(0, |r| r.ld);
         arguments.extend([p.m, p.n, p.k, p.left.ld, p.right.ld, p.out.ld, residual_row].map(|n| n as u64));
-        arguments.extend([activation(p.epilogue).unwrap_or(0), u64::from(self.constant)]);
-        let most = self.shape.per * self.function.device().multiprocessors() as usize;
-        let blocks = [p.n.div_ceil(self.shape.rows).min(most) as u32, 1, 1];
+        let activation = match self.after.activation {
+            Activation::None => activation(p.epilogue).unwrap_or_default(),
+            other => other,
+        };
+        arguments.extend([
+            number(activation),
+            u64::from(self.after.multiplies),
+            u64::from(self.early),
+        ]);
+        let blocks = [self.blocks(), 1, 1];
         // SAFETY: promised by the caller; sizes and strides are those of the operands.
         unsafe {
             self.function
@@ -193,15 +222,32 @@ impl Launch for Few {
         // SAFETY: promised by the caller.
         unsafe { Few::launch(self, stream, operands) }
     }
+
+    fn begins_early(&self) -> bool {
+        self.early
+    }
 }
 
-/// What the kernel calls the activation of an epilogue, if it has that.
-fn activation(epilogue: Epilogue) -> Option<u64> {
+/// The activation of an epilogue, if the kernel has that.
+fn activation(epilogue: Epilogue) -> Option<Activation> {
     match epilogue {
-        Epilogue::None | Epilogue::Bias => Some(0),
-        Epilogue::Relu | Epilogue::ReluBias => Some(1),
-        Epilogue::Gelu | Epilogue::GeluBias => Some(2),
+        Epilogue::None | Epilogue::Bias => Some(Activation::None),
+        Epilogue::Relu | Epilogue::ReluBias => Some(Activation::Relu),
+        Epilogue::Gelu | Epilogue::GeluBias => Some(Activation::GeluTanh),
         _ => None,
+    }
+}
+
+/// What the kernel calls an activation.
+fn number(activation: Activation) -> u64 {
+    match activation {
+        Activation::None => 0,
+        Activation::Relu => 1,
+        Activation::GeluTanh => 2,
+        Activation::Gelu => 3,
+        Activation::Silu => 4,
+        Activation::Sigmoid => 5,
+        Activation::Tanh => 6,
     }
 }
 
@@ -219,6 +265,7 @@ fn best(times: &BTreeMap<String, f64>) -> Option<(Shape, f64)> {
 unsafe fn measured(
     device: &'static Device,
     problem: &Problem,
+    early: bool,
     setting: &mut Setting<'_>,
 ) -> Result<BTreeMap<String, f64>> {
     let shapes = Shape::candidates(problem);
@@ -226,7 +273,7 @@ unsafe fn measured(
     nvrtc::compile_ahead(sources.iter().map(|s| (NAME, s.as_str())), device.arch())?;
     let made: Vec<(Shape, Few)> = shapes
         .iter()
-        .filter_map(|shape| Some((*shape, Few::of(device, problem, *shape).ok()?)))
+        .filter_map(|shape| Some((*shape, Few::of(device, problem, early, *shape).ok()?)))
         .collect();
     let bytes = scratch_bytes(problem, &setting.budget);
     let scratch = Scratch {

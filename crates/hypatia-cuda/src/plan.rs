@@ -114,10 +114,11 @@ impl Bound {
         let sources = texts.iter().flatten().map(|k| (k.name.as_str(), k.source.as_str()));
         nvrtc::compile_ahead(sources, device.arch())?;
         for (step, texts) in plan.steps.iter().zip(texts) {
+            let early = steps.last().is_some_and(Ready::ends_with_kernel);
             steps.push(match step {
                 Task::Linear(l) => {
                     // SAFETY: promised by the caller.
-                    let product = unsafe { Product::new(device, &plan, l, constants, &mut setting)? };
+                    let product = unsafe { Product::new(device, &plan, l, constants, early, &mut setting)? };
                     workspace = workspace.max(product.workspace());
                     Ready::Product(Box::new(product))
                 }

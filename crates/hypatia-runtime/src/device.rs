@@ -20,6 +20,8 @@ pub struct Abilities {
     pub activations: fn(Activation) -> &'static [DType],
     /// A product's step adds a residual after its activation; otherwise it adds one only if there is no activation.
     pub adds_after_activation: bool,
+    /// Products of few rows whose step applies any activation, and then multiplies by a tensor if it does not add one.
+    pub few_rows: Option<FewRows>,
     /// Weight and bias of a product may be any values; otherwise they are constants, which are packed when the plan is
     /// bound.
     pub live_weights: bool,
@@ -77,6 +79,19 @@ pub struct Abilities {
     pub puts_together: bool,
 }
 
+/// Products of few rows, which take as long as reading their weight does.
+#[derive(Debug)]
+pub struct FewRows {
+    /// The most that are few.
+    pub rows: usize,
+    /// Elements that a weight has at least.
+    pub elements: usize,
+    /// What divides the columns of the left factor.
+    pub unit: usize,
+    /// Element types of such products.
+    pub dtypes: &'static [DType],
+}
+
 /// How a device computes convolutions of images that have their channels last.
 #[derive(Debug)]
 pub struct Images {
@@ -115,6 +130,7 @@ impl Abilities {
         products: &[],
         activations: |_| &[],
         adds_after_activation: false,
+        few_rows: None,
         live_weights: false,
         packs_at_calls: None,
         weights_of_any_rank: false,

@@ -24,7 +24,7 @@ pub use columns::{ColumnKind, ColumnStep};
 pub use depthwise::{DepthwiseStep, Pool, Window, WindowOp};
 pub use linear::{Gradient, LinearStep};
 pub use norm::NormStep;
-pub use region::RegionStep;
+pub use region::{Placed, RegionStep};
 pub use rows::RowStep;
 pub use torch::TorchStep;
 

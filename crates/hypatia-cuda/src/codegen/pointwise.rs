@@ -1,13 +1,14 @@
 //! Kernels of pointwise regions.
 
+use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::region::{Read, Region};
-use hypatia_runtime::plan::{Plan, RegionStep, ValueId};
+use hypatia_runtime::plan::{Placed, Plan, RegionStep, ValueId};
 
 use super::body::{body, describe, inputs_used, kernel_name};
 use super::pack::{Shell, Slot, all, each};
 use super::reads::Bounds;
 use super::space::{Space, blocks, index_type};
-use super::{Operand, expect, parameters};
+use super::{Operand, alignment, expect, parameters};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
 
@@ -22,7 +23,34 @@ pub(super) fn kernel(plan: &Plan, r: &RegionStep) -> Result<Kernel> {
     } else {
         r.slices.iter().map(|o| Operand::of(plan, o)).collect()
     };
-    reading(&r.region, &r.shape, &inputs, &r.reads, &outputs)
+    made(&r.region, &r.shape, &inputs, &r.reads, &outputs, &r.placed)
+}
+
+/// Outputs with the alignment that they have behind their places.
+fn behind(inputs: &[Operand], outputs: &[Operand], placed: &[Placed]) -> Result<Vec<Operand>> {
+    let one = |p: &Placed| {
+        inputs
+            .get(p.by)
+            .is_some_and(|o| o.dtype == DType::I64 && o.strides.iter().all(|s| *s == 0))
+    };
+    if !placed.is_empty() && (placed.len() != outputs.len() || !placed.iter().all(one)) {
+        return Err(Error::malformed(format!("a kernel whose results are {placed:?}")));
+    }
+    let mut found = outputs.to_vec();
+    for (output, place) in found.iter_mut().zip(placed) {
+        let step = alignment(place.stride.unsigned_abs() * output.dtype.size());
+        output.alignment = output.alignment.min(step);
+    }
+    Ok(found)
+}
+
+/// Statements that read how far behind their places results lie.
+fn places(placed: &[Placed]) -> String {
+    let place = |(n, p): (usize, &Placed)| {
+        let Placed { by, size, .. } = p;
+        format!("const i64 y{n}_to = x{by}[0];\nif ((u64)y{n}_to >= {size}) __trap();\n")
+    };
+    placed.iter().enumerate().map(place).collect()
 }
 
 /// The kernel of a region over tensors of a shape. Its operands are the inputs, then the outputs. An output may be the
@@ -39,8 +67,21 @@ pub fn reading(
     reads: &[Read],
     outputs: &[Operand],
 ) -> Result<Kernel> {
+    made(region, shape, inputs, reads, outputs, &[])
+}
+
+/// The same whose results lie behind their places, as far as inputs of one element say, if there are such.
+pub(super) fn made(
+    region: &Region,
+    shape: &[usize],
+    inputs: &[Operand],
+    reads: &[Read],
+    outputs: &[Operand],
+    placed: &[Placed],
+) -> Result<Kernel> {
     expect("inputs", region.inputs(), shape, inputs)?;
     expect("outputs", region.outputs(), shape, outputs)?;
+    let outputs = &behind(inputs, outputs, placed)?[..];
     if outputs.is_empty() {
         return Err(Error::malformed("a pointwise kernel without results"));
     }
@@ -64,7 +105,10 @@ pub fn reading(
             local: format!("{letter}{n}_at"),
             dtype: operands[i].dtype,
             stride: space.inner_stride(i),
-            offset: space.offset(i, "e"),
+            offset: match placed.get(i.wrapping_sub(inputs.len())) {
+                Some(place) => format!("{} + y{n}_to * {}", space.offset(i, "e"), place.stride),
+                None => space.offset(i, "e"),
+            },
         }
     };
     let mut used = inputs_used(region);
@@ -88,7 +132,8 @@ pub fn reading(
         all(&made, Slot::write),
     ];
     let text = format!(
-        "const i64 pack = blockIdx.x * (i64){THREADS} + threadIdx.x;\nif (pack >= packs) return;\n{}",
+        "const i64 pack = blockIdx.x * (i64){THREADS} + threadIdx.x;\nif (pack >= packs) return;\n{}{}",
+        places(placed),
         inner.concat()
     );
     let expressions = describe(region, |i| bounds.describe(i));

@@ -4,7 +4,7 @@ use std::slice::from_ref;
 
 use hypatia_runtime::kernels::region::{Instruction, Op, Read, Region, Rounding, Scalar};
 use hypatia_runtime::kernels::rowwise::{RowOp, Rowwise};
-use hypatia_runtime::plan::{Pool, Window};
+use hypatia_runtime::plan::{Placed, Pool, Window};
 use hypatia_runtime::step::ColumnKind;
 
 use super::space::{Space, pack_width};
@@ -240,6 +240,35 @@ fn rolled_reads_can_be_read() {
     insta::assert_snapshot!(texts.join("\n"));
 }
 
+/// A row that is written into a cache where a tensor says.
+fn placed() -> crate::Result<Kernel> {
+    let region = Region::new(&[DType::BF16, DType::I64], vec![], &[0], Rounding::EveryOp).unwrap();
+    let row = Operand::dense(DType::BF16, &[2, 8, 1, 64]);
+    let at = strided(DType::I64, &[0; 4]);
+    let cache = strided(DType::BF16, &[8 * 100 * 64, 100 * 64, 64, 1]);
+    let place = Placed {
+        by: 1,
+        stride: 64,
+        size: 100,
+    };
+    pointwise::made(&region, &[2, 8, 1, 64], &[row, at], &[], &[cache], &[place])
+}
+
+#[test]
+fn rows_can_be_written_where_a_tensor_says() {
+    let kernel = placed().unwrap();
+    insta::assert_snapshot!(kernel.source.strip_prefix(PRELUDE).unwrap());
+    let region = Region::new(&[DType::F32], vec![], &[0], Rounding::EveryOp).unwrap();
+    let dense = Operand::dense(DType::F32, &[4]);
+    let place = Placed {
+        by: 0,
+        stride: 1,
+        size: 4,
+    };
+    let operands = (from_ref(&dense), from_ref(&dense));
+    assert!(pointwise::made(&region, &[4], operands.0, &[], operands.1, &[place]).is_err());
+}
+
 /// A gradient of logits that gets longer rows, so that products of 16 bits read them fast.
 fn longer_rows() -> Kernel {
     let code = vec![
@@ -428,6 +457,7 @@ fn samples() -> Vec<Kernel> {
         let operands = |types: &[DType]| types.iter().map(operand).collect::<Vec<_>>();
         kernels.push(pointwise(&region, &shape, &operands(region.inputs()), &operands(region.outputs())).unwrap());
     }
+    kernels.push(placed().unwrap());
     // Three dimensions, broadcast, permuted, with gaps, and too long for 32 bits.
     let region = gelu_of_sum(DType::F32);
     for (shape, strides) in [

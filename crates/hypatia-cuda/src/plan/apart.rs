@@ -40,7 +40,7 @@ impl Apart {
             return Err(Error::unsupported("a product of a backward pass in parts"));
         }
         let mut bare = l.clone();
-        (bare.activation, bare.r) = (Activation::None, None);
+        (bare.activation, bare.r, bare.multiplies) = (Activation::None, None, false);
         for bias in [l.b, None] {
             bare.b = bias;
             let product = problem(plan, &bare, setting.tf32)
@@ -104,7 +104,7 @@ impl Apart {
     }
 }
 
-/// The kernel of what follows a product, in place: the bias, the activation, the residual. None if there is nothing.
+/// The kernel of what follows a product, in place: the bias, the activation, what is added or multiplied by. None if there is nothing.
 fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) -> Result<Option<Loaded>> {
     let (n, _) = l
         .sizes(&plan.values[l.w].shape)
@@ -139,7 +139,8 @@ fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) 
         at = push(Instruction::new(op, [at]));
     }
     if l.r.is_some() {
-        at = push(Instruction::new(Op::Add, [at, count - 1]));
+        let op = if l.multiplies { Op::Mul } else { Op::Add };
+        at = push(Instruction::new(op, [at, count - 1]));
     }
     if code.is_empty() {
         return Ok(None);

@@ -10,13 +10,16 @@ use super::cut::Cut;
 use super::{LinearStep, Setting};
 use crate::codegen::{self, Columns, alignment};
 use crate::driver::{Device, Stream};
-use crate::few::Few;
+use crate::few::{After, Few};
 use crate::fp32;
 use crate::gemm::{Epilogue, Gemm, Operands, Problem};
 use crate::interleaved::Interleaved;
 use crate::kernel::Loaded;
 use crate::setting::tuned;
 use crate::{Error, Result};
+
+/// About what a small kernel takes in a graph, in microseconds.
+const LAUNCH: f64 = 1.5;
 
 /// A product, with sums of its left factor where they are asked for.
 pub(super) struct Product {
@@ -44,6 +47,8 @@ impl From<Gemm> for How {
 }
 
 impl Product {
+    /// It may begin `early` if the step before ends with a kernel of ours.
+    ///
     /// # Safety
     /// The setting's memory is the device's, and the constants are there.
     pub(super) unsafe fn new(
@@ -51,6 +56,7 @@ impl Product {
         plan: &Plan,
         l: &LinearStep,
         constants: &[u64],
+        early: bool,
         setting: &mut Setting<'_>,
     ) -> Result<Product> {
         if l.gradient.sums.is_none() {
@@ -65,11 +71,10 @@ impl Product {
                     sums: None,
                 });
             }
-            if let Ok(problem) = &problem
+            if let Some((bare, after)) = few_rows(plan, l, setting.tf32)
                 // SAFETY: promised by the caller.
-                && let Some(few) = unsafe { faster_few(device, problem, setting) }
+                && let Some(few) = unsafe { faster_few(device, &bare, after, early && weight.is_some(), setting) }
             {
-                let few = few.of_constant(plan.constants.contains(&l.w));
                 return Ok(Product {
                     how: How::Few(Box::new(few)),
                     sums: None,
@@ -194,19 +199,22 @@ unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setti
 ///
 /// # Safety
 /// The setting's memory is the device's.
-unsafe fn faster_few(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Few> {
+unsafe fn faster_few(
+    device: &'static Device,
+    problem: &Problem,
+    after: After,
+    early: bool,
+    setting: &mut Setting<'_>,
+) -> Option<Few> {
     // SAFETY: promised by the caller.
-    let found = unsafe { Few::new(device, problem, setting) };
+    let found = unsafe { Few::new(device, problem, after, early, setting) };
+    // The library leaves what it does not do to another kernel.
+    let spared = if after == After::default() { 0.0 } else { LAUNCH };
     // SAFETY: promised by the caller.
     unsafe {
-        if_faster(
-            device,
-            problem,
-            setting,
-            found,
-            "by the kernel for few rows",
-            Few::microseconds,
-        )
+        if_faster(device, problem, setting, found, "by the kernel for few rows", |few| {
+            few.microseconds() - spared
+        })
     }
 }
 
@@ -300,6 +308,20 @@ impl Sums {
     }
 }
 
+/// What the kernel for few rows is given: a problem of the library's, and what that does not do.
+fn few_rows(plan: &Plan, l: &LinearStep, tf32: bool) -> Option<(Problem, After)> {
+    if let Ok(problem) = problem(plan, l, tf32) {
+        return Some((problem, After::default()));
+    }
+    let mut bare = l.clone();
+    (bare.activation, bare.multiplies) = (Activation::None, false);
+    let after = After {
+        activation: l.activation,
+        multiplies: l.multiplies,
+    };
+    Some((problem(plan, &bare, tf32).ok()?, after))
+}
+
 pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem> {
     let weight = &plan.values[l.w];
     let Some((n, k)) = l.sizes(&weight.shape) else {
@@ -320,6 +342,9 @@ pub(super) fn problem(plan: &Plan, l: &LinearStep, tf32: bool) -> Result<Problem
         aligned = aligned.min(alignment(r.offset * weight.dtype.size()));
     }
     problem.alignment = aligned as u32;
+    if l.multiplies {
+        return Err(Error::unsupported("a product that is multiplied"));
+    }
     let (keeps, masked) = (l.gradient.keeps.is_some(), l.gradient.masked.is_some());
     Ok(problem.with_epilogue(match (l.activation, l.b.is_some()) {
         (Activation::Relu, true) if keeps => Epilogue::ReluAuxBias,

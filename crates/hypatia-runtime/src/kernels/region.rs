@@ -306,6 +306,12 @@ impl Region {
         Region::new(&inputs, code, &outputs, rounding)
     }
 
+    /// The same with another input that nothing is computed with.
+    pub(crate) fn with_input(&self, dtype: DType) -> Result<Region> {
+        let more = Region::new(&[dtype], vec![], &[], self.meaning.rounding)?;
+        Region::beside(&[self, &more])
+    }
+
     /// One input, in the type that its sums are made in.
     pub fn widening(dtype: DType) -> Result<Region> {
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::{Operand, Step, Value, ValueId};
 use crate::kernels::product::Activation;
 
-/// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`.
+/// A linear layer with what follows it: `act(x · wᵀ + b) + r` or `act(x · wᵀ + b + r)`; `act(x · wᵀ + b) · r` where the
+/// device can.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearStep {
     /// Rows, each `x_stride` elements after the one before.
@@ -24,6 +25,8 @@ pub struct LinearStep {
     pub columns: Option<Range<usize>>,
     /// What is added at the end: rows, and how far apart.
     pub r: Option<(Operand, usize)>,
+    /// It is multiplied by that instead.
+    pub multiplies: bool,
     /// What is applied before that.
     pub activation: Activation,
     /// The result.
@@ -96,6 +99,9 @@ impl Step for LinearStep {
         let mut name = String::from("linear");
         if self.activation != Activation::None {
             name += &format!(" + {:?}", self.activation).to_lowercase();
+        }
+        if self.multiplies {
+            name += ", multiplied";
         }
         let g = &self.gradient;
         for (used, what) in [(g.keeps, " + mask"), (g.masked, ", masked"), (g.sums, ", sums")] {

@@ -20,6 +20,19 @@ pub struct RegionStep {
     pub slices: Vec<Operand>,
     /// Strides of a dense value of that shape.
     pub dense: Vec<isize>,
+    /// How far behind its place each result lies, if a tensor says so; only where the device can.
+    pub placed: Vec<Placed>,
+}
+
+/// A result that lies at a place that is known when the plan runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// The input whose only element is the place, a whole number.
+    pub by: usize,
+    /// Elements from one place to the next.
+    pub stride: isize,
+    /// So many places there are. Any other ends the run, as it does in torch.
+    pub size: usize,
 }
 
 impl Step for RegionStep {

@@ -27,6 +27,7 @@ fn region(slices: Vec<Operand>) -> Task {
         outputs: vec![4],
         slices,
         dense: vec![3, 1],
+        placed: vec![],
     }))
 }
 

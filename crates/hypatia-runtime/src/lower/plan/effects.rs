@@ -101,6 +101,23 @@ impl Lowering<'_> {
         let input = self.changed(children[0])?;
         let opaque = self.opaque(id).cloned();
         let (mut reads, operands) = self.call_reads(id, opaque.as_ref())?;
+        let tensors: Vec<usize> = (operands.iter())
+            .filter_map(|o| match o {
+                CallOperand::Tensor(at) => Some(*at),
+                _ => None,
+            })
+            .collect();
+        if opaque.as_ref().is_some_and(|o| o.target == "aten.index_copy.default")
+            && let [_, index, from] = tensors[..]
+            && let Some(source) = children.last()
+            && let alone = self.pointwise[usize::from(*source)]
+            && self.user(*source) == Some(id)
+            && let Some(step) = self.placing(&input, &reads[index], &reads[from], alone)?
+        {
+            self.plan.steps.push(Task::Region(Box::new(step)));
+            self.place.insert(id, input);
+            return Ok(());
+        }
         if let Some(CallOperand::Tensor(first)) = operands.first() {
             reads[*first] = input.clone();
         }

@@ -113,6 +113,7 @@ impl Lowering<'_> {
             outputs: vec![y.value],
             slices,
             dense,
+            placed: vec![],
         })));
         Ok(())
     }

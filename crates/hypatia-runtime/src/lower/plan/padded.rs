@@ -185,6 +185,7 @@ impl Odd {
         let mut step = RegionStep {
             region: Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?,
             inputs: vec![Operand::dense(self.value, &shape)],
+            placed: vec![],
             reads: vec![],
             outputs: vec![copy],
             slices: vec![],

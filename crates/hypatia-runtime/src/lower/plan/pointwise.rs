@@ -53,6 +53,7 @@ impl Lowering<'_> {
             outputs: vec![y],
             slices: vec![],
             dense,
+            placed: vec![],
         })));
         Ok(())
     }
@@ -356,6 +357,7 @@ impl Lowering<'_> {
             outputs: vec![value],
             slices: vec![],
             dense: dense_strides(&operand.shape),
+            placed: vec![],
         })));
         Ok(value)
     }

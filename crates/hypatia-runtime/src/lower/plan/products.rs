@@ -13,6 +13,7 @@ pub(super) struct Tail {
     last: Id,
     activation: Activation,
     residual: Option<Id>,
+    multiplies: bool,
 }
 
 /// A product with a frozen matrix, and a bias.
@@ -24,12 +25,14 @@ pub(super) struct Product {
 }
 
 impl Lowering<'_> {
-    /// What a linear layer's step takes over: an activation, then an addition of the same shape.
+    /// What a linear layer's step takes over: an activation, then an addition of the same shape. With few rows it may be a
+    /// multiplication.
     pub(super) fn follow(&mut self, linear: Id) {
         let mut tail = Tail {
             last: linear,
             activation: Activation::None,
             residual: None,
+            multiplies: false,
         };
         if let Some(user) = self.user(tail.last)
             && let Some(activation) = Activation::named(self.name(user))
@@ -38,21 +41,26 @@ impl Lowering<'_> {
             tail = Tail {
                 last: user,
                 activation,
-                residual: None,
+                ..tail
             };
         }
         if let Some(user) = self.user(tail.last)
-            && self.name(user) == "add"
+            && let multiplies = self.name(user) == "mul"
+            && (self.name(user) == "add" || multiplies && self.has_few_rows(linear))
             && let [a, b] = self.program.node(user).children[..]
         {
             let other = if a == tail.last { b } else { a };
             let alike = self.program.ty(other) == self.program.ty(tail.last);
-            let last = self.can.adds_after_activation || tail.activation == Activation::None;
+            let last = multiplies || self.can.adds_after_activation || tail.activation == Activation::None;
             // Of two products that are added, one takes the sum over.
             let free = !self.tails.contains_key(&user);
             if alike && last && free && !self.is_attr(other) && other != tail.last {
-                tail.residual = Some(other);
-                tail.last = user;
+                tail = Tail {
+                    last: user,
+                    residual: Some(other),
+                    multiplies,
+                    ..tail
+                };
             }
         }
         let mut at = linear;
@@ -69,7 +77,23 @@ impl Lowering<'_> {
     /// Whether the kernel of a linear layer takes an activation over.
     fn takes(&self, linear: Id, activation: Activation) -> bool {
         let dtype = self.shape(linear).map(|(_, dtype)| dtype);
-        dtype.is_ok_and(|dtype| self.can.applies(activation, dtype))
+        dtype.is_ok_and(|dtype| self.can.applies(activation, dtype)) || self.has_few_rows(linear)
+    }
+
+    /// Whether the kernel of a linear layer takes everything over, since there are few rows.
+    fn has_few_rows(&self, linear: Id) -> bool {
+        let (Some(few), Some(product)) = (&self.can.few_rows, self.product(linear)) else {
+            return false;
+        };
+        let (Ok((shape, dtype)), Ok((weight, _))) = (self.shape(linear), self.shape(product.w)) else {
+            return false;
+        };
+        let rows = shape.split_last().map_or(0, |(_, rows)| rows.iter().product());
+        let terms = weight[usize::from(!product.transposed)];
+        few.dtypes.contains(&dtype)
+            && (1..=few.rows).contains(&rows)
+            && weight.iter().product::<usize>() >= few.elements
+            && terms.is_multiple_of(few.unit)
     }
 
     /// Rows of a product's operand or of what is added to it: how many and how far apart.
@@ -157,6 +181,7 @@ impl Lowering<'_> {
                 b,
                 columns,
                 r: r.as_ref().map(|(operand, _, stride)| (operand.clone(), *stride)),
+                multiplies: tail.multiplies,
                 activation: tail.activation,
                 y,
                 gradient: Gradient {

@@ -316,6 +316,7 @@ impl Lowering<'_> {
         self.plan.steps.push(Task::Region(Box::new(RegionStep {
             region: Region::new(&made.dtypes, vec![], &[0], Rounding::EveryOp)?,
             dense: dense_strides(&shape),
+            placed: vec![],
             shape,
             inputs: made.inputs,
             reads: some_reads(made.reads),

@@ -7,10 +7,12 @@
 
 use std::collections::BTreeMap;
 
+use hypatia_core::ty::DType;
+
 use super::Lowering;
 use crate::error::Result;
 use crate::kernels::region::{Region, Rounding};
-use crate::step::{Operand, RegionStep, Task, ValueId};
+use crate::step::{Operand, Placed, RegionStep, Task, ValueId};
 
 /// Elements of a small step, at most.
 const SMALL: usize = 1 << 14;
@@ -35,14 +37,12 @@ impl Lowering<'_> {
         let changed: Vec<ValueId> = (self.in_place.values())
             .filter_map(|input| self.given.get(input).map(|o| o.value))
             .collect();
-        let mut open: BTreeMap<(bool, Vec<usize>), Vec<usize>> = BTreeMap::new();
+        let mut open: BTreeMap<(bool, bool, Vec<usize>), Vec<usize>> = BTreeMap::new();
         let mut groups = vec![];
         for (at, step) in self.plan.steps.iter().enumerate() {
             let (reads, weights) = (step.reads(), step.weights());
-            let read = |member: &usize| {
-                let mut written = self.plan.steps[*member].writes().into_iter();
-                written.any(|v| reads.contains(&v) || weights.contains(&v))
-            };
+            let read =
+                |member: &usize| written(&self.plan.steps[*member]).any(|v| reads.contains(&v) || weights.contains(&v));
             open.retain(|_, members| {
                 let closed = members.iter().any(read);
                 if closed {
@@ -52,7 +52,7 @@ impl Lowering<'_> {
             });
             let Task::Region(r) = step else { continue };
             if is_small(r) && !r.inputs.iter().any(|o| changed.contains(&o.value)) {
-                let alike = (r.outputs.is_empty(), r.shape.clone());
+                let alike = (r.outputs.is_empty(), r.placed.is_empty(), r.shape.clone());
                 let members = open.entry(alike.clone()).or_default();
                 members.push(at);
                 if members.len() == MOST {
@@ -82,6 +82,59 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// A step that writes one row, or one for each of others, into an input, at the place that a tensor says. It computes what
+    /// it writes, if it is `alone` in reading that.
+    pub(super) fn placing(
+        &mut self,
+        to: &Operand,
+        index: &Operand,
+        from: &Operand,
+        alone: bool,
+    ) -> Result<Option<RegionStep>> {
+        let dtype = |o: &Operand| self.plan.values[o.value].dtype;
+        let shapes = to.shape.iter().zip(&from.shape).enumerate();
+        let others: Vec<usize> = shapes.filter(|(_, (a, b))| a != b).map(|(d, _)| d).collect();
+        let &[along] = &others[..] else { return Ok(None) };
+        let elements = from.shape.iter().product::<usize>();
+        let each = (to.shape.iter().zip(&to.strides)).all(|(n, s)| *n <= 1 || *s > 0);
+        let fits = to.shape.len() == from.shape.len()
+            && from.shape[along] == 1
+            && index.shape.iter().product::<usize>() == 1
+            && (dtype(index), dtype(to)) == (DType::I64, dtype(from))
+            && (1..=SMALL).contains(&elements)
+            && each
+            && ![index.value, from.value].contains(&to.value)
+            && !dtype(to).is_complex();
+        if !fits || !self.can.changes_inputs {
+            return Ok(None);
+        }
+        let change = Change {
+            from: from.clone(),
+            to: Operand {
+                shape: from.shape.clone(),
+                ..to.clone()
+            },
+        };
+        let mut step = match alone {
+            true => self.computing(&change, &[to.value])?,
+            false => self.copying(&change)?,
+        };
+        step.placed = vec![Placed {
+            by: step.inputs.len(),
+            stride: to.strides[along],
+            size: to.shape[along],
+        }];
+        step.region = step.region.with_input(DType::I64)?;
+        step.inputs.push(Operand {
+            shape: from.shape.clone(),
+            strides: vec![0; from.shape.len()],
+            ..index.clone()
+        });
+        step.slices = vec![change.to];
+        step.outputs = vec![];
+        Ok(Some(step))
+    }
+
     /// Steps that write values back into inputs; all inputs that some step changes.
     pub(super) fn write_back(&mut self, changes: Vec<Change>, changed: &[ValueId]) -> Result<()> {
         for change in changes {
@@ -109,7 +162,11 @@ impl Lowering<'_> {
         {
             return Ok(*step);
         }
-        let dtype = self.plan.values[value].dtype;
+        self.copying(change)
+    }
+
+    fn copying(&self, change: &Change) -> Result<RegionStep> {
+        let dtype = self.plan.values[change.from.value].dtype;
         Ok(RegionStep {
             region: Region::new(&[dtype], vec![], &[0], Rounding::EveryOp)?,
             shape: change.to.shape.clone(),
@@ -118,8 +175,18 @@ impl Lowering<'_> {
             outputs: vec![],
             slices: vec![],
             dense: vec![],
+            placed: vec![],
         })
     }
+}
+
+/// Values that a step writes, or writes into where they are inputs.
+fn written(step: &Task) -> impl Iterator<Item = ValueId> {
+    let placed = match step {
+        Task::Region(r) if !r.placed.is_empty() => r.slices.iter().map(|o| o.value).collect(),
+        _ => vec![],
+    };
+    step.writes().into_iter().chain(placed)
 }
 
 fn is_small(r: &RegionStep) -> bool {
@@ -129,6 +196,15 @@ fn is_small(r: &RegionStep) -> bool {
 /// Several steps over the same sizes as one.
 fn beside(steps: &[&RegionStep]) -> Result<RegionStep> {
     let regions: Vec<&Region> = steps.iter().map(|s| &s.region).collect();
+    let (mut placed, mut before) = (vec![], 0);
+    for step in steps {
+        let behind = |p: &Placed| Placed {
+            by: p.by + before,
+            ..p.clone()
+        };
+        placed.extend(step.placed.iter().map(behind));
+        before += step.inputs.len();
+    }
     let all = |list: fn(&RegionStep) -> &Vec<Operand>| steps.iter().flat_map(|s| list(s).clone()).collect();
     Ok(RegionStep {
         region: Region::beside(&regions)?,
@@ -138,5 +214,6 @@ fn beside(steps: &[&RegionStep]) -> Result<RegionStep> {
         outputs: steps.iter().flat_map(|s| s.outputs.clone()).collect(),
         slices: all(|s| &s.slices),
         dense: steps[0].dense.clone(),
+        placed,
     })
 }
