@@ -10,6 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from .._torch import FakeTensorMode, detect_fake_mode
+from ..errors import UnsupportedError
+from .records import value_of
+
 _MOST = 2**62
 """A size without a bound."""
 
@@ -204,3 +208,12 @@ def _size(tree: ast.expr, named: _Named) -> _Sum:
                 symbol, offset = named[name, dim]
                 return {symbol: 1, "": offset}
     raise _UnknownError
+
+
+def open_examples(gm: fx.GraphModule, ranges: Ranges) -> tuple[FakeTensorMode, list[torch.Tensor]]:
+    """The inputs that a graph with open sizes was exported with, and their mode."""
+    examples = [value_of(n) for n in gm.graph.find_nodes(op="placeholder")]
+    mode = detect_fake_mode(examples)
+    if not ranges or mode is None or mode.shape_env is None:
+        raise UnsupportedError("sizes cannot be left open")
+    return mode, examples

@@ -35,7 +35,9 @@ from ..locks import COMPILING
 from ..options import Options
 from ..timeline import AUTOGRAD, REBUILD, stage
 from ..verifier.first_call import Guard
+from . import rewritten as rewriting
 from .dynamo_pass import Pass
+from .rewritten import Checked, Rewritten
 from .train_contest import Contest, as_captured
 
 __all__ = ["collecting", "compile_count", "hypatia", "register", "reports", "reset"]
@@ -64,11 +66,13 @@ def hypatia(
     options: Mapping[str, object] | None = None,
     reports: list[GraphReport] | None = None,
     passes: list[Pass] | None = None,
+    checks: list[Rewritten] | None = None,
 ) -> Callable[..., object]:
     """Compiles a graph that Dynamo captured; ``reports`` gets those of its parts, now and later.
 
     ``mode`` and ``name`` are those of ``torch.compile``; modes are all served alike, the name is for logs.
-    ``passes`` gets the graphs themselves, for a caller who runs them without AOTAutograd.
+    ``passes`` gets the graphs themselves, for a caller who runs them without AOTAutograd, and ``checks`` what
+    that one has to check.
     """
     parsed = Options.parse(options, mode)
     if name:
@@ -79,9 +83,13 @@ def hypatia(
     eager = as_captured(gm, example_inputs) if passes is None else None
     noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
+    captured = rewriting.as_captured(gm) if parsed.checksum_mode != "off" else None
     masks = constant_masks.simplified(gm)
     if torch.is_grad_enabled() and parsed.numerics in ("reassoc", "approx"):
         masks += attention_calls.trained(gm)
+    check = Rewritten(captured, gm) if masks and captured is not None else None
+    if checks is not None and check is not None:
+        checks.append(check)
     whole_calls.hide(gm)
     if torch.is_grad_enabled():
         channels_last.turned(gm)
@@ -105,7 +113,9 @@ def hypatia(
         settings["force_non_lazy_backward_lowering"] = True
     with COMPILING, _torch.functorch_config.patch(settings), stage(AUTOGRAD):
         compiled = compiler(gm, example_inputs)
-    return compiled if eager is None else Contest(eager, compiled, noted, parsed.backward_in_caller)
+    if eager is not None:
+        compiled = Contest(eager, compiled, noted, parsed.backward_in_caller)
+    return compiled if check is None or checks is not None else Checked(check, compiled)
 
 
 def reports() -> list[GraphReport]:

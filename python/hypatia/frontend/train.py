@@ -12,12 +12,12 @@ import torch
 from torch import fx, nn
 
 from .. import _torch
-from .._torch import FakeTensorMode, TracingContext, detect_fake_mode, tracing
+from .._torch import FakeTensorMode, TracingContext, tracing
 from ..capture.layout import overlaps
 from ..capture.model_state import Parts
 from ..capture.op_facts import effects_of
 from ..capture.records import value_of
-from ..capture.size_ranges import Ranges
+from ..capture.size_ranges import Ranges, open_examples
 from ..capture.trace import distinct, exported
 from ..compiler.report import GraphReport
 from ..devices import table
@@ -31,6 +31,7 @@ from .call_key import Signature, kind_in_training
 from .dynamo import hypatia as backend
 from .dynamo_pass import Pass
 from .flat_model import FlatModel
+from .rewritten import Rewritten
 from .step_of_passes import lifted, step_of
 from .structure_code import BuildResult, Take, taker
 from .train_dynamo import Step, laid_out
@@ -119,18 +120,19 @@ class CompiledTraining:
         dynamic: tuple[object, ...] | None,
     ) -> None:
         passes: list[Pass] = []
+        checks: list[Rewritten] = []
         flat = self._flat
         gm, _, wanted, reads, ranges = exported(flat, inputs, dynamic)
         self.parts.count_on(reads)
         if dynamic is None:
             mode, examples = FakeTensorMode(), list(inputs)
         else:
-            mode, examples = _open_examples(gm, ranges)
+            mode, examples = open_examples(gm, ranges)
             self.open = {(self._places()[i], d): sizes for (i, d), sizes in ranges.items()}
         known = 0 if mode.shape_env is None else len(mode.shape_env.guards)
         # There AOTAutograd tells what it knows of inputs and results.
         with tracing(TracingContext(mode)):
-            run = backend(gm, examples, options=options, reports=self.reports, passes=passes)
+            run = backend(gm, examples, options=options, reports=self.reports, passes=passes, checks=checks)
         if mode.shape_env is not None and len(mode.shape_env.guards) > known:
             raise UnsupportedError("the graphs hold for some sizes only")
         _check_gradients(passes, wanted)
@@ -142,6 +144,8 @@ class CompiledTraining:
         if self.step is not None and any(table.of(t.device).backward_in_threads for t in inputs):
             self.step.in_caller = Options.parse(options).backward_in_caller
         why = _why_not(gm, passes)
+        if not all(check.agrees(inputs) for check in checks):
+            why = "attention that was written anew is wrong"
         if not why and not effects_of(gm) and not self._lies_alike(inputs):
             why = "results would have other strides"
         if why:
@@ -305,15 +309,6 @@ def _unseen() -> AbstractContextManager[object]:
     if not _torch.saved_tensors_are_seen():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
-
-
-def _open_examples(gm: fx.GraphModule, ranges: Ranges) -> tuple[FakeTensorMode, list[torch.Tensor]]:
-    """The inputs that a graph with open sizes was exported with, and their mode."""
-    examples = [value_of(n) for n in gm.graph.find_nodes(op="placeholder")]
-    mode = detect_fake_mode(examples)
-    if not ranges or mode is None or mode.shape_env is None:
-        raise UnsupportedError("sizes cannot be left open")
-    return mode, examples
 
 
 def _changed(passes: Sequence[Pass], count: int) -> list[int] | None:
