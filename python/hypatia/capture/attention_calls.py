@@ -12,12 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import (
-    TorchDispatchMode,
-    cublas_allows_tf32,
-    detect_fake_mode,
-    disable_current_modes,
-)
+from .._torch import TorchDispatchMode, detect_fake_mode, disable_current_modes
 from . import whole_calls
 from .attention_factors import UnplacedError, grouped, is_cast, regained
 from .attention_scores import HIDDEN, added_to, bounded
@@ -142,11 +137,10 @@ def _is_fused(
     causal: bool,
     is_trained: Callable[[fx.Node], bool],
 ) -> bool:
-    """Whether torch has a kernel for both passes of a call that has the digits of products."""
-    query = value_of(operands[0])
-    if query.is_cuda and query.dtype == torch.float32 and not cublas_allows_tf32():
-        # Its factors are split into numbers of TF32, and its second pass divides by exponentials of scores:
-        # gradients were wrong for large ones.
+    """Whether torch has kernels for both passes of a call, whose gradients are those of products."""
+    if value_of(operands[0]).is_cuda:
+        # In fp32 its kernels split numbers into TF32, and gradients of large scores were wrong; in bf16 those of
+        # queries and keys were wrong for some layouts and masks (torch 2.11 on an H200).
         return False
     learns = any(is_trained(c.tensor) for c in written.scores.limits if c.tensor is not None)
     given = [value_of(n).detach().requires_grad_() for n in operands]

@@ -2,7 +2,8 @@
 
 On a CPU a batch norm and its gradient return a contiguous tensor, or one with channels last where their input
 has that; the fake tensors of torch keep whatever strides the input has. ``roll`` of an image with channels
-last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. In a graph that torch
+last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. ``zero`` keeps the strides
+of its input, and with open sizes torch 2.11 foretells contiguous ones. In a graph that torch
 captured, what is computed from there on gets fake tensors anew, and a view that is there because of the wrong
 strides is a reshape instead.
 """
@@ -79,9 +80,18 @@ def as_it_lies(op: object, args: tuple[Any, ...], predicted: Any) -> Any:
             return predicted
         first = torch.empty_like(first, memory_format=torch.contiguous_format)
         return (first, *others) if several else first
+    if op is _aten.zero.default:
+        _refuse_open(args[0], predicted)
     if op is _aten.roll.default and args[0].dim() in _LAST and _may_be_wrong(predicted, args[0]):
         return _rolled(*args)
     return predicted
+
+
+def _refuse_open(given: torch.Tensor, predicted: torch.Tensor) -> None:
+    """Refuses an op that keeps strides where these were not foretold, since sizes are open."""
+    is_open = any(type(n) is not int for n in predicted.shape)
+    if is_open and predicted.is_contiguous() and not given.is_contiguous():
+        raise UnsupportedError("the strides of zeros are not known: sizes are open")
 
 
 def _may_be_wrong(predicted: object, lies: object) -> bool:

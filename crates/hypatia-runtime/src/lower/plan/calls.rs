@@ -276,11 +276,13 @@ impl Lowering<'_> {
     /// Whether cuDNN computes a convolution with channels last rightly. Asked to write into given memory, it takes the
     /// layout of its operands for another one than that of its result where a single channel, or a single place, fits
     /// both; and it was seen to be wrong for windows of one with padding. What is left is torch's own call. For a window
-    /// of one over one place both layouts are the same.
+    /// of one over one place both layouts are the same. Channels by themselves are computed by kernels of ours.
     fn is_sure_of_cudnn(&self, id: Id) -> bool {
         let children = &self.program.node(id).children;
         let shape = |id: Id| self.shape(id).map(|(shape, _)| shape).unwrap_or_default();
-        let ([_, c, h, w], [o, _, kh, kw]) = (&shape(children[0])[..], &shape(children[1])[..]) else {
+        let ([_, c, h, w], [o, terms, kh, kw], [_, _, oh, ow]) =
+            (&shape(children[0])[..], &shape(children[1])[..], &shape(id)[..])
+        else {
             return false;
         };
         let padding = self.attr(children[4]).and_then(Attr::known_ints);
@@ -288,7 +290,7 @@ impl Lowering<'_> {
         let one = |sides: [&usize; 2]| sides == [&1, &1];
         let sure = match one([kh, kw]) {
             true => !padded,
-            false => !one([h, w]),
+            false => !one([h, w]) || *terms == 1 && one([oh, ow]),
         };
         *c > 1 && *o > 1 && sure
     }

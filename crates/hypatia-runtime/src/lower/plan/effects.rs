@@ -107,11 +107,10 @@ impl Lowering<'_> {
                 _ => None,
             })
             .collect();
+        let alone = (children.last())
+            .is_some_and(|source| self.pointwise[usize::from(*source)] && self.user(*source) == Some(id));
         if opaque.as_ref().is_some_and(|o| o.target == "aten.index_copy.default")
             && let [_, index, from] = tensors[..]
-            && let Some(source) = children.last()
-            && let alone = self.pointwise[usize::from(*source)]
-            && self.user(*source) == Some(id)
             && let Some(step) = self.placing(&input, &reads[index], &reads[from], alone)?
         {
             self.plan.steps.push(Task::Region(Box::new(step)));
