@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import hypatia
 from hypatia import faults
@@ -17,6 +18,7 @@ from hypatia.capture import recorder
 from hypatia.capture.fake_tensors import fakes_of, kind_of
 from hypatia.capture.predicted_strides import as_it_lies
 from hypatia.compiler import pipeline
+from hypatia.errors import UnsupportedError
 from hypatia.options import Options
 
 
@@ -246,3 +248,22 @@ def test_a_batch_norm_on_a_gpu_takes_any_strides(last: bool, seed: int) -> None:
     # The same graph, with what it was captured with and without; a CPU has no cuDNN.
     torch.testing.assert_close(gm(x), model(x))
     torch.testing.assert_close(gm(x[..., ::2]), model(x[..., ::2]))
+
+
+def test_zeros_whose_strides_are_not_known_are_refused() -> None:
+    """With open sizes torch 2.11 foretells contiguous ones; a run keeps those of the input."""
+    zero = torch.ops.aten.zero.default
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    for turned in (False, True):
+        example = torch.empty(4, 6, 5)
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 3)
+        given = mode.from_tensor(example, symbolic_context=context)
+        with mode:
+            predicted = torch.empty_like(given, memory_format=torch.contiguous_format)
+            if turned:
+                given, predicted = given.permute(2, 1, 0), torch.empty(given.shape[::-1])
+        if turned:
+            with pytest.raises(UnsupportedError, match="strides of zeros"):
+                as_it_lies(zero, (given,), predicted)
+        else:
+            assert as_it_lies(zero, (given,), predicted) is predicted

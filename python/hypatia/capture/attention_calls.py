@@ -139,8 +139,8 @@ def _is_fused(
 ) -> bool:
     """Whether torch has kernels for both passes of a call, whose gradients are those of products."""
     if value_of(operands[0]).is_cuda:
-        # In fp32 its kernels split numbers into TF32, and gradients of large scores were wrong; in bf16 those of
-        # queries and keys were wrong for some layouts and masks (torch 2.11 on an H200).
+        # In fp32 its kernels split numbers into TF32, and gradients of large scores were wrong; in bf16 those
+        # of queries and keys were wrong for some layouts and masks (torch 2.11 on an H200).
         return False
     learns = any(is_trained(c.tensor) for c in written.scores.limits if c.tensor is not None)
     given = [value_of(n).detach().requires_grad_() for n in operands]

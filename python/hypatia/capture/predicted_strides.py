@@ -2,10 +2,10 @@
 
 On a CPU a batch norm and its gradient return a contiguous tensor, or one with channels last where their input
 has that; the fake tensors of torch keep whatever strides the input has. ``roll`` of an image with channels
-last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. ``zero`` keeps the strides
-of its input, and with open sizes torch 2.11 foretells contiguous ones. In a graph that torch
-captured, what is computed from there on gets fake tensors anew, and a view that is there because of the wrong
-strides is a reshape instead.
+last keeps them there, since it is a ``cat`` of two parts; a fake one is contiguous. ``zero`` keeps the
+strides of its input; with open sizes torch 2.11 foretells contiguous ones. In a graph that torch captured,
+what is computed from there on gets fake tensors anew, and a view that is there because of the wrong strides
+is a reshape instead.
 """
 
 from __future__ import annotations
