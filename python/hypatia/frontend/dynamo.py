@@ -18,6 +18,7 @@ from .. import _torch
 from .._torch import TracingContext, aot_autograd, min_cut_partition
 from ..capture import (
     attention_calls,
+    attention_gradients,
     channels_last,
     constant_masks,
     joint_graph,
@@ -156,6 +157,7 @@ def _compile_part(
     masks: list[str],
 ) -> object:
     whole_calls.show(gm)
+    attention_gradients.lay_alike(gm)
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
