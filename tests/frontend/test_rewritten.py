@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import hypatia
 from hypatia.capture import constant_masks
 from hypatia.capture.written_attention import Attention
+from hypatia.frontend import rewritten
 from tests.capture.spellings import SPELLINGS, Model, inputs
 
 ENTRIES: dict[str, Callable[..., Any]] = {
@@ -104,3 +105,42 @@ def test_a_wrong_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(hypatia.VerificationWarning, match="written anew is wrong"):
         found = torch.compile(model, backend="hypatia")(x)
     torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+class Dropped(nn.Module):
+    """The same with dropout in it, by position or by keyword."""
+
+    def __init__(self, by_keyword: bool) -> None:
+        super().__init__()
+        self.linear, self.by_keyword = nn.Linear(8, 8), by_keyword
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)[:, None]
+        mask = torch.ones(5, 5, dtype=torch.bool, device=x.device).tril()
+        if self.by_keyword:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask, dropout_p=0.5)[:, 0]
+        return F.scaled_dot_product_attention(x, x, x, mask, 0.5)[:, 0]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_dropout_of_attention_is_left_out_of_the_comparison(
+    entry: str, by_keyword: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another kernel other entries are dropped: random numbers are as if those were."""
+    torch._dynamo.reset()
+    compared: list[list[object]] = []
+
+    def noted(found: list[object], expected: list[object], *_: object) -> bool:
+        compared.append([*found, *expected])
+        return True
+
+    monkeypatch.setattr(rewritten, "agree_at_new_sizes", noted)
+    model = Dropped(by_keyword)
+    x = torch.randn(3, 5, 8)
+    ENTRIES[entry](model)(x).sum().backward()
+    ((ours, theirs),) = compared
+    y = model.linear(x)[:, None]
+    expected = F.scaled_dot_product_attention(y, y, y, is_causal=True)[:, 0]
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(theirs, expected)

@@ -47,9 +47,8 @@ impl Ready {
     /// Whether the last that it launches is a kernel of ours, behind which others may begin early.
     fn ends_with_kernel(&self) -> bool {
         match self {
-            Ready::Torch | Ready::Batch(_) => false,
-            Ready::Product(product) => product.ends_with_kernel(),
-            Ready::Sums(_) | Ready::Norm(_) => true,
+            Ready::Torch | Ready::Batch(_) | Ready::Sums(_) | Ready::Norm(_) => false,
+            Ready::Product(product) => product.is_few(),
             Ready::Kernel(kernel, _) => !kernel.is_empty(),
         }
     }

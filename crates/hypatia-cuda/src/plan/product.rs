@@ -143,9 +143,9 @@ impl Product {
         matches!(&self.how, How::Apart(apart) if apart.calls_torch())
     }
 
-    /// Whether the last that it launches is a kernel of ours.
-    pub(super) fn ends_with_kernel(&self) -> bool {
-        self.sums.is_some() || matches!(self.how, How::Few(_))
+    /// Whether the kernel for few rows computes it.
+    pub(super) fn is_few(&self) -> bool {
+        matches!(self.how, How::Few(_))
     }
 
     pub(super) fn workspace(&self) -> usize {
