@@ -142,7 +142,7 @@ impl Few {
         early: bool,
         setting: &mut Setting<'_>,
     ) -> Result<Option<Few>> {
-        if !Few::serves(problem) {
+        if !Few::serves(problem) || number(after.activation).is_none() {
             return Ok(None);
         }
         let op = if early { "few rows, early" } else { "few rows" };
@@ -206,7 +206,7 @@ impl Few {
             other => other,
         };
         arguments.extend([
-            number(activation),
+            number(activation).unwrap_or_default(),
             u64::from(self.after.multiplies),
             u64::from(self.early),
         ]);
@@ -240,17 +240,23 @@ fn activation(epilogue: Epilogue) -> Option<Activation> {
     }
 }
 
-/// What the kernel calls an activation.
-fn number(activation: Activation) -> u64 {
-    match activation {
-        Activation::None => 0,
-        Activation::Relu => 1,
-        Activation::GeluTanh => 2,
-        Activation::Gelu => 3,
-        Activation::Silu => 4,
-        Activation::Sigmoid => 5,
-        Activation::Tanh => 6,
-    }
+/// What the kernel calls the activations that it has.
+const NUMBERS: [(Activation, u64); 7] = [
+    (Activation::None, 0),
+    (Activation::Relu, 1),
+    (Activation::GeluTanh, 2),
+    (Activation::Gelu, 3),
+    (Activation::Silu, 4),
+    (Activation::Sigmoid, 5),
+    (Activation::Tanh, 6),
+];
+
+/// What the kernel calls an activation; none if it does not have it.
+fn number(activation: Activation) -> Option<u64> {
+    NUMBERS
+        .iter()
+        .find(|(a, _)| *a == activation)
+        .map(|(_, number)| *number)
 }
 
 /// The fastest shape that is known here.

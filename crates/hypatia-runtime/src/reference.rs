@@ -99,7 +99,8 @@ fn unsupported(why: impl Into<String>) -> Error {
 
 fn is_served(step: &Task) -> bool {
     match step {
-        Task::Linear(l) => l.gradient.keeps.is_none() && l.gradient.masked.is_none(),
+        Task::Linear(l) => l.gradient.keeps.is_none() && l.gradient.masked.is_none() && !l.multiplies,
+        Task::Region(r) => r.placed.is_empty(),
         Task::Torch(_) => false,
         _ => true,
     }

@@ -559,6 +559,14 @@ fn normalised_sum() -> Kernel {
 }
 
 #[test]
+fn every_kernel_waits_before_it_reads() {
+    for kernel in samples() {
+        let (_, body) = kernel.source.split_once(") {\n    begin();\n").expect(&kernel.name);
+        assert!(!body.contains("__global__"), "{}", kernel.name);
+    }
+}
+
+#[test]
 fn every_kernel_compiles_for_every_architecture() {
     if !has("NVRTC", nvrtc::version().err()) {
         return;

@@ -104,7 +104,8 @@ impl Apart {
     }
 }
 
-/// The kernel of what follows a product, in place: the bias, the activation, what is added or multiplied by. None if there is nothing.
+/// The kernel of what follows a product, in place: the bias, the activation, what is added or multiplied by. None if
+/// there is nothing.
 fn after(device: &'static Device, plan: &Plan, l: &LinearStep, adds_bias: bool) -> Result<Option<Loaded>> {
     let (n, _) = l
         .sizes(&plan.values[l.w].shape)

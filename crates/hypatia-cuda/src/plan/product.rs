@@ -18,7 +18,7 @@ use crate::kernel::Loaded;
 use crate::setting::tuned;
 use crate::{Error, Result};
 
-/// About what a small kernel takes in a graph, in microseconds.
+/// About what a launch takes in a graph, in microseconds.
 const LAUNCH: f64 = 1.5;
 
 /// A product, with sums of its left factor where they are asked for.
@@ -291,7 +291,7 @@ impl Sums {
 
     /// About what it takes: two launches of a graph, and the reading at three quarters of what memory gives.
     fn microseconds(&self) -> f64 {
-        3.0 + self.bytes as f64 / 3e6
+        2.0 * LAUNCH + self.bytes as f64 / 3e6
     }
 
     /// # Safety

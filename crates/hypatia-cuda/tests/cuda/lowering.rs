@@ -72,6 +72,23 @@ fn parts_of_other_sizes_are_read_where_they_lie() {
 }
 
 #[test]
+fn layers_of_few_rows_take_a_gate_over() {
+    let gated = |rows: usize, terms: usize| {
+        let text = format!(
+            "(let x x:bf16[{rows},{terms}])\n\
+             (tuple (mul (silu (linear w:bf16[512,{terms}] none x)) (linear v:bf16[512,{terms}] none x)))"
+        );
+        let steps = lowered(&text).plan.steps;
+        steps.iter().map(Task::name).collect::<Vec<_>>()
+    };
+    assert_eq!(gated(16, 256), ["linear", "linear + silu, multiplied"]);
+    for (rows, terms) in [(17, 256), (16, 252), (16, 64)] {
+        let names = gated(rows, terms);
+        assert!(names.iter().any(|n| n.starts_with("pointwise")), "{names:?}");
+    }
+}
+
+#[test]
 fn attention_writes_as_its_query_lies() {
     let text = format!(
         "{ROTATED}\n(tuple (linear w:bf16[16,32] none (reshape (permute (attention r q q none false none) [0,2,1,3]) [2,5,32])))"

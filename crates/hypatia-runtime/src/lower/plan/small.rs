@@ -28,15 +28,19 @@ pub(super) struct Change {
 }
 
 impl Lowering<'_> {
+    /// Inputs that are changed before the end of the plan.
+    fn changed_in_place(&self) -> Vec<ValueId> {
+        let value = |input| self.given.get(input).map(|o: &Operand| o.value);
+        self.in_place.values().filter_map(value).collect()
+    }
+
     /// Puts small steps together.
     pub(super) fn merge_small(&mut self) -> Result<()> {
         if !self.can.changes_inputs {
             return Ok(());
         }
-        // What a call into torch changes in between is read where it was.
-        let changed: Vec<ValueId> = (self.in_place.values())
-            .filter_map(|input| self.given.get(input).map(|o| o.value))
-            .collect();
+        // What changes in between is read where it was.
+        let changed = self.changed_in_place();
         let mut open: BTreeMap<(bool, bool, Vec<usize>), Vec<usize>> = BTreeMap::new();
         let mut groups = vec![];
         for (at, step) in self.plan.steps.iter().enumerate() {
@@ -82,8 +86,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A step that writes one row, or one for each of others, into an input, at the place that a tensor says. It computes what
-    /// it writes, if it is `alone` in reading that.
+    /// A step that writes a tensor into an input, at the place along one dimension that another tensor says. It computes
+    /// what it writes, if it is `alone` in reading that.
     pub(super) fn placing(
         &mut self,
         to: &Operand,
@@ -116,7 +120,7 @@ impl Lowering<'_> {
             },
         };
         let mut step = match alone {
-            true => self.computing(&change, &[to.value])?,
+            true => self.computing(&change, &self.changed_in_place())?,
             false => self.copying(&change)?,
         };
         step.placed = vec![Placed {
