@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from hypatia.execute import timing
+from hypatia.execute import binding, timing
 
 ORDER = ("plan", "plain", "masked", "recorded", "torch's, recorded", "plans, recorded", "graph", "eager")
 """Forms of calls and of training steps, from the fastest one on."""
@@ -30,3 +32,17 @@ def recorded() -> Any:
         return timing.Times({name: max(both) for name, both in apart.items()}, apart)
 
     return mock.patch.object(timing, "timed", timed)
+
+
+@contextlib.contextmanager
+def described() -> Iterator[list[list[str]]]:
+    """Gets the steps of each plan that is bound."""
+    found: list[list[str]] = []
+    describe = binding.Binding._describe
+
+    def noted(self: Any, about: Any) -> None:
+        found.append(about["steps"])
+        describe(self, about)
+
+    with mock.patch.object(binding.Binding, "_describe", noted):
+        yield found

@@ -9,12 +9,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from forms import recorded, winning
+from forms import described, recorded, winning
 from torch import nn
 from torch.nn import functional as F
 
 import hypatia
-from hypatia.execute import binding, cuda_graph, recorded_plan
+from hypatia.execute import cuda_graph, recorded_plan
 from hypatia.frontend.dynamo import collecting
 
 STEPS, ROOM = 8, 16
@@ -33,20 +33,6 @@ def counted() -> Iterator[list[int]]:
 
     with mock.patch.object(recorded_plan._Recording, "__call__", noted):
         yield replays
-
-
-@contextlib.contextmanager
-def described() -> Iterator[list[list[str]]]:
-    """Gets the steps of each plan that is bound."""
-    found: list[list[str]] = []
-    describe = binding.Binding._describe
-
-    def noted(self: Any, about: Any) -> None:
-        found.append(about["steps"])
-        describe(self, about)
-
-    with mock.patch.object(binding.Binding, "_describe", noted):
-        yield found
 
 
 class Layer(nn.Module):

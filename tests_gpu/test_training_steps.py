@@ -10,14 +10,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from forms import winning
+from forms import described, winning
 from test_training import _assert_right
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hypatia
-from hypatia.execute import binding
 from hypatia.frontend import dynamo
 from hypatia.frontend.step_forms import PLANS
 from hypatia.frontend.train_contest import Contest
@@ -230,7 +229,7 @@ def check_batch_norms_by_kernels() -> str:
         # The gradient of images that nobody asks for is of the first layer; of rows it is asked for.
         x.requires_grad_(within is full)
         call = hypatia.compile(model)
-        with winning(PLANS), _steps_of_plans() as found:
+        with winning(PLANS), described() as plans:
             for _ in range(3):
                 for each in (call, twin, wide):
                     cast = dtype is not within and each is not wide
@@ -240,24 +239,12 @@ def check_batch_norms_by_kernels() -> str:
                 _compare_buffers(model, twin, wide, 1e-4 if within is full else torch.finfo(within).eps)
                 x = (torch.randn_like(x) - shift).requires_grad_(within is full)
                 count += 1
+        found = [step for steps in plans for step in steps]
         for kind in ("column moments", "column sums and sums"):
             least = 1 if within is full else 8
             assert sum(step.startswith(kind) for step in found) >= least, found
         assert not any("batch_norm" in step or "copy_" in step for step in found), found
     return f"{count} steps"
-
-
-@contextlib.contextmanager
-def _steps_of_plans() -> Iterator[list[str]]:
-    found: list[str] = []
-    describe = binding.Binding._describe
-
-    def noted(self: Any, about: Any) -> None:
-        found.extend(about["steps"])
-        describe(self, about)
-
-    with mock.patch.object(binding.Binding, "_describe", noted):
-        yield found
 
 
 def _compare_buffers(model: nn.Module, twin: nn.Module, wide: nn.Module, eps: float) -> None:

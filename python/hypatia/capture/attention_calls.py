@@ -60,7 +60,9 @@ def trained(gm: fx.GraphModule) -> list[str]:
     except UnknownError:
         return []
     constants = constants_of(parts.graph)
-    found = found_in(parts.graph, constants)
+    # On a GPU gradients of torch's kernels were wrong (torch 2.11 on an H200): in fp32 for large scores, in bf16
+    # those of queries and keys for some layouts and masks.
+    found = [w for w in found_in(parts.graph, constants) if not value_of(w.query.node).is_cuda]
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     done: list[fx.Node] = []
     known: dict[str, fx.Node] = {}
@@ -137,11 +139,7 @@ def _is_fused(
     causal: bool,
     is_trained: Callable[[fx.Node], bool],
 ) -> bool:
-    """Whether torch has kernels for both passes of a call, whose gradients are those of products."""
-    if value_of(operands[0]).is_cuda:
-        # In fp32 its kernels split numbers into TF32, and gradients of large scores were wrong; in bf16 those
-        # of queries and keys were wrong for some layouts and masks (torch 2.11 on an H200).
-        return False
+    """Whether torch has a kernel for both passes of a call."""
     learns = any(is_trained(c.tensor) for c in written.scores.limits if c.tensor is not None)
     given = [value_of(n).detach().requires_grad_() for n in operands]
     added = None if mask is None else value_of(mask).detach()

@@ -36,9 +36,8 @@ from ..locks import COMPILING
 from ..options import Options
 from ..timeline import AUTOGRAD, REBUILD, stage
 from ..verifier.first_call import Guard
-from . import rewritten as rewriting
 from .dynamo_pass import Pass
-from .rewritten import Checked, Rewritten
+from .rewritten import Checked, Rewritten, copy_to_compare
 from .train_contest import Contest, as_captured
 
 __all__ = ["collecting", "compile_count", "hypatia", "register", "reports", "reset"]
@@ -84,7 +83,7 @@ def hypatia(
     eager = as_captured(gm, example_inputs) if passes is None else None
     noted: list[Pass] = [] if passes is None else passes
     # Here and not later: AOTAutograd takes attention apart by the kernel that the mask asks for.
-    captured = rewriting.as_captured(gm) if parsed.checksum_mode != "off" else None
+    captured = copy_to_compare(gm) if parsed.checksum_mode != "off" else None
     masks = constant_masks.simplified(gm)
     if torch.is_grad_enabled() and parsed.numerics in ("reassoc", "approx"):
         masks += attention_calls.trained(gm)

@@ -85,7 +85,7 @@ class Checked:
         return self._run(*args)
 
 
-def as_captured(gm: fx.GraphModule) -> fx.GraphModule | None:
+def copy_to_compare(gm: fx.GraphModule) -> fx.GraphModule | None:
     """A copy of a graph that may be written anew; none of any other, nor of one that other processes run."""
     nodes = [n for n in gm.graph.nodes if n.op.startswith("call_")]
     words = {word for n in nodes for word in _WORDS if word in _name(n)}
