@@ -60,8 +60,8 @@ def trained(gm: fx.GraphModule) -> list[str]:
     except UnknownError:
         return []
     constants = constants_of(parts.graph)
-    # On a GPU gradients of torch's kernels were wrong (torch 2.11 on an H200): in fp32 for large scores, in bf16
-    # those of queries and keys for some layouts and masks.
+    # On a GPU gradients of torch's kernels were wrong (torch 2.11 on an H200): in fp32 for large scores, in
+    # bf16 those of queries and keys for some layouts and masks.
     found = [w for w in found_in(parts.graph, constants) if not value_of(w.query.node).is_cuda]
     values = computed({c.tensor: None for w in found for c in w.scores.limits if c.tensor in constants})
     done: list[fx.Node] = []
