@@ -202,35 +202,15 @@ impl Proof {
 
     /// A step on its own: what both sides share becomes inputs, but for what is at most so far below one of them.
     fn local(&self, step: &Step, depth: usize) -> Result<Local> {
-        let reach = |root: Id| {
-            let mut seen: FxHashMap<Id, usize> = FxHashMap::default();
-            let mut level = vec![root];
-            for below in 0.. {
-                level.retain(|id| match seen.entry(*id) {
-                    Entry::Occupied(_) => false,
-                    Entry::Vacant(place) => *place.insert(below) == below,
-                });
-                if level.is_empty() {
-                    break;
-                }
-                level = level
-                    .iter()
-                    .flat_map(|id| self.terms.node(*id).children.clone())
-                    .collect();
-            }
-            seen
-        };
-        let (a, b) = (reach(step.before), reach(step.after));
+        // What only torch understands stands for anything at every depth.
+        let stands = |id: Id, a: usize, b: usize| a.min(b) > depth || matches!(self.terms.node(id).op, Op::Opaque(_));
+        let shared = self.shared(step, stands);
         let mut program = Program::default();
         program.leaves.opaques = self.terms.leaves.opaques.clone();
         program.leaves.hints = self.terms.leaves.hints.clone();
         let mut cut = Cut {
             terms: &self.terms,
-            shared: &|id| match (a.get(&id), b.get(&id)) {
-                // What only torch understands stands for anything at every depth.
-                (Some(x), Some(y)) => *x.min(y) > depth || matches!(self.terms.node(id).op, Op::Opaque(_)),
-                _ => false,
-            },
+            shared: &|id| shared.contains(&id),
             place: BTreeMap::new(),
             program,
             cut: false,
@@ -244,7 +224,45 @@ impl Proof {
             after,
         })
     }
+
+    /// Terms of both sides that `stands`, given how far they are below each, says may stand for anything. Both sides
+    /// are walked a level at a time, and no further below a term that was found.
+    fn shared(&self, step: &Step, stands: impl Fn(Id, usize, usize) -> bool) -> FxHashSet<Id> {
+        let mut shared = FxHashSet::default();
+        let mut seen: [FxHashMap<Id, usize>; 2] = Default::default();
+        let mut levels = [vec![step.before], vec![step.after]];
+        let mut alone = 0;
+        for below in 0.. {
+            for side in 0..2 {
+                levels[side].retain(|id| match seen[side].entry(*id) {
+                    Entry::Occupied(_) => false,
+                    Entry::Vacant(place) => *place.insert(below) == below,
+                });
+                for id in &levels[side] {
+                    if seen[1 - side].get(id).is_some_and(|other| stands(*id, below, *other)) {
+                        shared.insert(*id);
+                    }
+                }
+            }
+            if levels.iter().any(Vec::is_empty) {
+                alone += levels.iter().map(Vec::len).sum::<usize>();
+                if levels.iter().all(Vec::is_empty) || alone > ALONE {
+                    break;
+                }
+            }
+            for level in &mut levels {
+                *level = (level.iter().filter(|id| !shared.contains(id)))
+                    .flat_map(|id| self.terms.node(*id).children.iter().copied())
+                    .collect();
+            }
+        }
+        shared
+    }
 }
+
+/// So many terms of one side are looked at once all of the other were seen: what is left of it is its own, and a
+/// long program is not walked for each step.
+const ALONE: usize = 256;
 
 /// Equal but for rounding.
 fn equal(difference: f64) -> bool {
