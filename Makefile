@@ -114,6 +114,10 @@ test-modules: build ## all of PyTorch's module database, in inference
 test-zoo: build ## the whole zoo of architectures, slow ones included
 	@$(PYTEST) -m "slow or not slow" tests/test_zoo.py
 
+.PHONY: test-slow
+test-slow: build ## what `make test` leaves out for its length
+	@$(PYTEST) -m slow
+
 .PHONY: test-torch-oldest
 test-torch-oldest: ## the Python tests on the oldest torch that is supported
 	@$(MAKE) --no-print-directory test-python HYPATIA_VENV=.venv-oldest REQUIREMENTS=requirements/oldest.txt

@@ -15,6 +15,7 @@ os.environ.setdefault("HYPATIA_CACHE", "off")
 import pytest
 import torch
 import torch._dynamo.guards
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hypatia.compiler.pipeline
 import hypatia.execute.timing
@@ -37,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypatia.compiler.pipeline.raise_errors = True
     hypatia.execute.timing.instead = lambda forms: {name: 1.0 + PREFERRED.index(name) for name in forms}
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    # A reset of Dynamo forgets what torch knows of shapes, too, which takes a good part of every trace to find.
+    FakeTensorMode.cache_clear = staticmethod(lambda: None)
 
 
 def pytest_collection_finish() -> None:

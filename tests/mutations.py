@@ -73,7 +73,7 @@ MUTATIONS = [
         '"offset": offset - first, "memory"',
         '"offset": 0, "memory"',
         "tests/execute/test_results.py::test_results_lie_as_in_eager"
-        "[overlapping parts-compile-inference-strict]",
+        "[overlapping parts-compile-strict-inference]",
     ),
     Mutation(
         "results that lie otherwise are not noticed",

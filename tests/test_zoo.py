@@ -43,7 +43,8 @@ def clean_slate() -> Iterator[None]:
     with torch._dynamo.config.patch(allow_rnn=True):
         yield
     fresh_dynamo()
-    gc.collect()
+    # What lived longer than a test stays.
+    gc.collect(1)
 
 
 @dataclass

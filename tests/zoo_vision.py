@@ -22,7 +22,7 @@ def _resnet18() -> nn.Module:
     return resnet18(weights=None, num_classes=10)
 
 
-@register("mobilenet_v2_short", image(32))
+@register("mobilenet_v2_short", image(32), slow=True)
 def _mobilenet_v2_short() -> nn.Module:
     """Stages of at most two blocks: how much wider inside, channels, blocks, stride."""
     from torchvision.models import mobilenet_v2
