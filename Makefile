@@ -224,6 +224,10 @@ bench-compile: build ## how long optimizing takes: growth by depth, published gr
 bench-first-calls: build ## where the first call of four whole models goes, without caches and with them; ARGS="--device cuda"
 	@$(BIN)/python bench/first_calls.py $(ARGS)
 
+.PHONY: bench-against
+bench-against: build ## this version beside that of the checkout OTHER, whose extension is built: calls and first calls
+	@$(BIN)/python bench/against.py $(OTHER) $(ARGS)
+
 .PHONY: bench-calls
 bench-calls: build ## what keywords, dictionaries and results of transformers' own cost beside plain calls
 	@$(BIN)/python bench/calls.py $(ARGS)

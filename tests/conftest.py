@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypatia.compiler.pipeline.raise_errors = True
     hypatia.execute.timing.instead = lambda forms: {name: 1.0 + PREFERRED.index(name) for name in forms}
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-    # A reset of Dynamo forgets what torch knows of shapes, too, which takes a good part of every trace to find.
+    # A reset of Dynamo forgets what torch knows of shapes, too, which takes a good part of a trace to find.
     FakeTensorMode.cache_clear = staticmethod(lambda: None)
 
 

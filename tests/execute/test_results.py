@@ -253,7 +253,7 @@ def later_inputs(form: Form, model: nn.Module, x: torch.Tensor, verify: str) -> 
 
 
 def entries_and_forms() -> Iterator[Any]:
-    """Every form by every entry with the check, and by one of them in turns without it: the others are slow."""
+    """Every form by every entry with the check, and by one in turns without it: the others are slow."""
     for at, name in enumerate(FORMS):
         for place, entry in enumerate(ENTRIES):
             for verify in ("strict", "off"):

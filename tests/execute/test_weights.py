@@ -127,6 +127,17 @@ def test_memory_that_was_replaced_twice_is_noticed(compiled: Callable[..., Any])
             torch.testing.assert_close(run(x), model(x))
 
 
+def test_a_weight_that_is_read_in_another_order_is_noticed(compiled: Callable[..., Any]) -> None:
+    """At the same address, by the same version counter, and where it is looked at with the same elements."""
+    model, x = nn.Linear(16, 16).eval(), torch.randn(4, 16)
+    with torch.no_grad():
+        model.weight.zero_()[0, 3] = 1
+        run = compiled(model)
+        torch.testing.assert_close(run(x), model(x))
+        model.weight.data = model.weight.data.t()
+        torch.testing.assert_close(run(x), model(x))
+
+
 def test_weights_that_changed_are_not_shared_with_a_plan_at_another_size() -> None:
     model = Block().eval()
     run = hypatia.compile(model, torch.randn(8, 32))

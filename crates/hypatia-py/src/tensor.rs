@@ -11,6 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::{ffi, intern};
+use smallvec::SmallVec;
 
 use crate::results::{Block, Spares};
 
@@ -101,6 +102,29 @@ unsafe impl Sync for Exchange {}
 /// A tensor as it lies in memory; valid as long as the Python object is.
 pub struct Borrowed {
     tensor: DlTensor,
+}
+
+/// So many elements are looked at.
+const TAKEN: usize = 8;
+
+/// Bits that spread what they are multiplied by.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// How a tensor was when it was looked at: where it lies and how, and a sum over some elements in the CPU's memory.
+pub struct Look {
+    data: usize,
+    bits: u8,
+    dimensions: SmallVec<[(i64, i64); 4]>,
+    /// Where those elements are. Finding that takes longer than looking at them.
+    places: SmallVec<[isize; TAKEN]>,
+    sum: u64,
+}
+
+impl Look {
+    /// The address and the sum.
+    pub fn numbers(&self) -> (usize, u64) {
+        (self.data, self.sum)
+    }
 }
 
 /// A new dense tensor that belongs to torch once it is an object.
@@ -198,11 +222,13 @@ fn no_memory(message: &str) -> PyErr {
     Python::attach(torchs).unwrap_or_else(|_| PyRuntimeError::new_err(text.clone()))
 }
 
+type Sizes = SmallVec<[i64; 5]>;
+
 /// A tensor on memory of ours, with all that it refers to.
 struct Ours {
     managed: Managed,
-    _shape: Vec<i64>,
-    _strides: Vec<i64>,
+    shape: Sizes,
+    strides: Sizes,
     /// Memory that goes back when torch is done with it.
     block: Option<(Block, Arc<Spares>)>,
     /// Memory that a call handed over.
@@ -218,21 +244,24 @@ unsafe extern "C" fn free_ours(managed: *mut Managed) {
 }
 
 impl Ours {
-    fn make(data: *mut u8, dtype: DType, mut shape: Vec<i64>, mut strides: Vec<i64>, gpu: Option<u32>) -> Box<Ours> {
-        let tensor = DlTensor::new(data, dtype, &mut shape, &mut strides, gpu);
+    fn make(data: *mut u8, dtype: DType, shape: Sizes, strides: Sizes, gpu: Option<u32>) -> Box<Ours> {
         let mut ours = Box::new(Ours {
             managed: Managed {
                 version: Version { major: 1, minor: 0 },
                 manager_ctx: null_mut(),
                 deleter: Some(free_ours),
                 flags: 0,
-                tensor,
+                tensor: DlTensor::new(data, dtype, &mut [], &mut [], gpu),
             },
-            _shape: shape,
-            _strides: strides,
+            shape,
+            strides,
             block: None,
             taken: None,
         });
+        // Sizes may lie within, so that they have their place only now.
+        ours.managed.tensor.ndim = ours.shape.len() as i32;
+        ours.managed.tensor.shape = ours.shape.as_mut_ptr();
+        ours.managed.tensor.strides = ours.strides.as_mut_ptr();
         ours.managed.manager_ctx = (&raw mut *ours).cast();
         ours
     }
@@ -263,7 +292,7 @@ impl Exchange {
     /// # Safety
     /// The memory holds the tensor.
     pub unsafe fn adopt(&self, dtype: DType, shape: &[i64], taken: Kept, gpu: Option<u32>) -> Fresh {
-        let mut ours = Ours::make(taken.data(), dtype, shape.to_vec(), dense(shape), gpu);
+        let mut ours = Ours::make(taken.data(), dtype, shape.into(), dense(shape), gpu);
         ours.taken = Some(taken);
         ours.into_fresh(*self)
     }
@@ -288,14 +317,14 @@ impl Exchange {
     /// A new dense tensor in memory that is used again when torch is done with it; none if there is no memory.
     pub fn reuse(&self, dtype: DType, shape: &[i64], bytes: usize, spares: &Arc<Spares>) -> Option<Fresh> {
         let block = spares.take(bytes)?;
-        let mut ours = Ours::make(block.data(), dtype, shape.to_vec(), dense(shape), None);
+        let mut ours = Ours::make(block.data(), dtype, shape.into(), dense(shape), None);
         ours.block = Some((block, spares.clone()));
         Some(ours.into_fresh(*self))
     }
 }
 
-fn dense(shape: &[i64]) -> Vec<i64> {
-    let mut steps = vec![1i64; shape.len()];
+fn dense(shape: &[i64]) -> Sizes {
+    let mut steps = Sizes::from_elem(1, shape.len());
     for i in (1..shape.len()).rev() {
         steps[i - 1] = steps[i] * shape[i].max(1);
     }
@@ -391,41 +420,52 @@ impl Borrowed {
         self.is_like(dtype, shape.len(), gpu) && shape.iter().zip(strides).enumerate().all(fits)
     }
 
-    /// A sum over the bits of some elements in the CPU's memory; zero elsewhere. Other values have other sums, but for
-    /// changes of few elements.
-    pub fn sample(&self) -> u64 {
-        const TAKEN: u64 = 8;
-        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    /// What tells whether it is what it is now. Other values have other sums, but for changes of few elements.
+    pub fn look(&self) -> Look {
         let rank = self.tensor.ndim as usize;
-        let count = (0..rank).map(|i| self.dimension(i).0 as u64).product::<u64>();
-        let bytes = self.tensor.bits as usize / 8;
-        if self.data().is_null() || self.tensor.device_type != device(None).0 || count == 0 || bytes > 16 {
-            return 0;
+        let mut look = Look {
+            data: self.data() as usize,
+            bits: self.tensor.bits,
+            dimensions: (0..rank).map(|i| self.dimension(i)).collect(),
+            places: SmallVec::new(),
+            sum: 0,
+        };
+        let count = look.dimensions.iter().map(|(size, _)| *size as u64).product::<u64>();
+        if look.data != 0 && self.tensor.device_type == CPU && count > 0 && self.tensor.bits <= 128 {
+            look.places = places(&look.dimensions, count, isize::from(self.tensor.bits / 8));
         }
-        let mut sum = 0u64;
-        for i in 0..TAKEN {
-            // The first and the last one, and others in between as if by chance.
-            let mut at = match i {
-                0 => 0,
-                1 => count - 1,
-                _ => ((u128::from(SPREAD.wrapping_mul(i)) * u128::from(count)) >> 64) as u64,
+        look.sum = self.sum(&look.places);
+        look
+    }
+
+    /// Whether it is what it was.
+    pub fn is_as(&self, look: &Look) -> bool {
+        self.data() as usize == look.data
+            && (self.tensor.bits, self.tensor.ndim as usize) == (look.bits, look.dimensions.len())
+            && (look.dimensions.iter().enumerate()).all(|(i, dimension)| self.dimension(i) == *dimension)
+            && self.sum(&look.places) == look.sum
+    }
+
+    /// A sum over the bits of the elements that lie so many bytes behind the first.
+    fn sum(&self, places: &[isize]) -> u64 {
+        let (data, mut sum) = (self.data(), 0u64);
+        for place in places {
+            // SAFETY: the offsets are of elements of this tensor, or of one of the same sizes and strides.
+            let (low, high) = unsafe {
+                let from = data.offset(*place);
+                match self.tensor.bits {
+                    8 => (u64::from(from.read()), 0),
+                    16 => (u64::from(from.cast::<u16>().read_unaligned()), 0),
+                    32 => (u64::from(from.cast::<u32>().read_unaligned()), 0),
+                    64 => (from.cast::<u64>().read_unaligned(), 0),
+                    _ => {
+                        let wide = from.cast::<u128>().read_unaligned();
+                        (wide as u64, (wide >> 64) as u64)
+                    }
+                }
             };
-            let mut offset = 0isize;
-            for d in (0..rank).rev() {
-                let (size, stride) = self.dimension(d);
-                offset += (at % size as u64) as isize * stride as isize;
-                at /= size as u64;
-            }
-            let mut element = [0u8; 16];
-            // SAFETY: the index is within the shape, so that the element is within the tensor's memory.
-            unsafe {
-                let from = self.data().offset(offset * bytes as isize);
-                std::ptr::copy_nonoverlapping(from, element.as_mut_ptr(), bytes);
-            }
-            let (low, high) = element.split_at(8);
             for half in [low, high] {
-                let bits = half.iter().rev().fold(0, |bits, b| (bits << 8) | u64::from(*b));
-                sum = (sum.rotate_left(5) ^ bits).wrapping_mul(SPREAD);
+                sum = (sum.rotate_left(5) ^ half).wrapping_mul(SPREAD);
             }
         }
         sum
@@ -439,6 +479,25 @@ impl Borrowed {
         // SAFETY: the offset is within the tensor.
         unsafe { self.tensor.data.cast::<u8>().add(self.tensor.byte_offset as usize) }
     }
+}
+
+/// Where some elements lie, in bytes behind the first: the first and the last one, and others in between as if by
+/// chance.
+fn places(dimensions: &[(i64, i64)], count: u64, bytes: isize) -> SmallVec<[isize; TAKEN]> {
+    let place = |i: usize| {
+        let mut at = match i {
+            0 => 0,
+            1 => count - 1,
+            _ => ((u128::from(SPREAD.wrapping_mul(i as u64)) * u128::from(count)) >> 64) as u64,
+        };
+        let mut offset = 0;
+        for (size, stride) in dimensions.iter().rev() {
+            offset += (at % *size as u64) as isize * *stride as isize;
+            at /= *size as u64;
+        }
+        offset * bytes
+    };
+    (0..TAKEN).map(place).collect()
 }
 
 /// Whether a tensor is a lazy negation or a lazy conjugate: its memory has other signs.

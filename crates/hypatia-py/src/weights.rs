@@ -9,37 +9,37 @@ use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 
 use crate::caught;
-use crate::tensor::Exchange;
-
-/// Version counter, address, and a sum over some elements.
-type State = (i64, usize, u64);
+use crate::tensor::{Exchange, Look};
 
 /// A tensor whose state is remembered. It is not kept alive.
 pub struct Watched {
     tensor: Py<PyWeakrefReference>,
-    state: State,
+    version: i64,
+    look: Look,
 }
 
 impl Watched {
     pub fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Watched> {
         Ok(Watched {
-            state: state(tensor)?,
+            version: version(tensor)?,
+            look: Exchange::get(tensor.py())?.borrow(tensor)?.look(),
             tensor: PyWeakrefReference::new(tensor)?.unbind(),
         })
     }
 
-    pub fn holds(&self, py: Python<'_>) -> PyResult<bool> {
-        match self.tensor.bind(py).upgrade() {
-            Some(tensor) => Ok(state(&tensor)? == self.state),
-            None => Ok(false),
-        }
+    fn holds(&self, py: Python<'_>, exchange: Exchange) -> PyResult<bool> {
+        let Some(tensor) = self.tensor.bind(py).upgrade() else {
+            return Ok(false);
+        };
+        Ok(version(&tensor)? == self.version && exchange.borrow(&tensor)?.is_as(&self.look))
     }
 }
 
 /// Whether all of them are as they were.
 pub fn all_hold(watched: &[Watched], py: Python<'_>) -> PyResult<bool> {
+    let exchange = Exchange::get(py)?;
     for one in watched {
-        if !one.holds(py)? {
+        if !one.holds(py, exchange)? {
             return Ok(false);
         }
     }
@@ -48,13 +48,13 @@ pub fn all_hold(watched: &[Watched], py: Python<'_>) -> PyResult<bool> {
 
 /// The state of a weight: its version counter, where it lies, and a sum over some of its elements.
 #[pyfunction]
-pub fn weight_state(tensor: &Bound<'_, PyAny>) -> PyResult<State> {
-    caught(|| state(tensor))
+pub fn weight_state(tensor: &Bound<'_, PyAny>) -> PyResult<(i64, usize, u64)> {
+    caught(|| {
+        let (address, sum) = Exchange::get(tensor.py())?.borrow(tensor)?.look().numbers();
+        Ok((version(tensor)?, address, sum))
+    })
 }
 
-fn state(tensor: &Bound<'_, PyAny>) -> PyResult<State> {
-    let py = tensor.py();
-    let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
-    let borrowed = Exchange::get(py)?.borrow(tensor)?;
-    Ok((version, borrowed.data() as usize, borrowed.sample()))
+fn version(tensor: &Bound<'_, PyAny>) -> PyResult<i64> {
+    tensor.getattr(intern!(tensor.py(), "_version"))?.extract()
 }

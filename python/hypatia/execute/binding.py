@@ -51,7 +51,7 @@ class Binding:
         """The plan of a training step, which has no constants and no other sizes."""
         self._without = list(without)
         """Kinds of linear layers that are not used."""
-        self._now = Weights()
+        self.now = Weights()
         """The weights of the last call."""
         self._others: dict[tuple[int, ...], Weights] = {}
         """Those of calls before, by the numbers of the tensors."""
@@ -109,7 +109,7 @@ class Binding:
     @property
     def bound(self) -> dict[tuple[int, ...], Bound]:
         """Plans by sizes, for the weights of the last call."""
-        return self._now.bound
+        return self.now.bound
 
     def is_current(self) -> bool:
         """Whether the plans were bound under the settings of now."""
@@ -123,18 +123,18 @@ class Binding:
             return None
         if self.weights:
             ids = [id(args[i]) for i in self.weights]
-            if ids != self._now.ids and not self._turn_to(ids):
+            if ids != self.now.ids and not self._turn_to(ids):
                 return None
-        return self._now.bound.get(sizes)
+        return self.now.bound.get(sizes)
 
     def _turn_to(self, ids: list[int]) -> bool:
         """Whether plans are bound to the weights with these numbers, which are now those of the call."""
         found = self._others.pop(tuple(ids), None)
         if found is None:
             return False
-        if self._now.bound:
-            self._others[tuple(self._now.ids)] = self._now
-        self._now = found
+        if self.now.bound:
+            self._others[tuple(self.now.ids)] = self.now
+        self.now = found
         return True
 
     def bind(self, args: Sequence[Any], sizes: tuple[int, ...]) -> Bound | None:
@@ -146,13 +146,13 @@ class Binding:
         weights = [args[i] for i in self.weights]
         attributes = [operator.attrgetter(name)(self.gm) for name in self.attributes]
         ids = [id(w) for w in weights]
-        if ids != self._now.ids and self._now.bound and not self._turn_to(ids):
+        if ids != self.now.ids and self.now.bound and not self._turn_to(ids):
             self._others = {k: w for k, w in self._others.items() if w.bound}
             while len(self._others) >= LAYERS:
                 self._others.pop(next(iter(self._others)))
-            self._others[tuple(self._now.ids)] = self._now
-            self._now = Weights()
-        now = self._now
+            self._others[tuple(self.now.ids)] = self.now
+            self.now = Weights()
+        now = self.now
         if now.bound and sizes in now.gone:
             # Sizes come in turns, more of them than plans are kept for: each call would bind one again.
             self.refusal = "it is called with more sizes in turn than plans are kept for"
@@ -171,6 +171,10 @@ class Binding:
             now.gone.add(oldest)
             now.bound.pop(oldest)
         now.bound[sizes] = known
+        if self.takes_all and not (
+            self.planner.symbols or self.planner.saved or self.weights or self.changes
+        ):
+            now.only = known
         if self.planner.saved:
             self.only = known[0] if self._place.arranges_results else _arranging(*known)
         now.hold(ids, (*weights, *attributes))
@@ -200,8 +204,8 @@ class Binding:
         self, nodes: Sequence[fx.Node], orders: Sequence[Sequence[int] | None], values: dict[fx.Node, object]
     ) -> list[torch.Tensor]:
         """What a plan packs or reads, of weights: the same tensors at all sizes."""
-        known = self._now.constants
-        if not self._now.bound:
+        known = self.now.constants
+        if not self.now.bound:
             known.clear()
         made: list[torch.Tensor] = []
         self._turned = 0
@@ -277,22 +281,23 @@ class Binding:
     def forget(self) -> None:
         """Drops all plans: a setting is another one."""
         self.only = None
-        self._now.forget()
+        self.now.forget()
         self._others.clear()
 
     def take(self, other: Binding) -> None:
         """Takes the plans of another binding of the same graph."""
         self._without = other._without
-        self._now.bound, self._now.constants = other._now.bound, other._now.constants
+        self.now.bound, self.now.constants = other.now.bound, other.now.constants
+        self.now.only = other.now.only
 
     def leave(self) -> None:
         """Stops watching the weights: somebody else takes the plans, or they go."""
-        self._now.leave()
+        self.now.leave()
 
     @property
     def bytes(self) -> tuple[int, int]:
         """Bytes of values in between and of packed weights, over all sizes and weights that are kept."""
-        sets = [w for w in (self._now, *self._others.values()) if w.bound]
+        sets = [w for w in (self.now, *self._others.values()) if w.bound]
         both = [[bound.bytes() for bound, _ in w.bound.values()] for w in sets]
         values = max((a for each in both for a, _ in each), default=0)
         return values, sum(max(p for _, p in each) for each in both) + self._turned * len(sets)

@@ -90,10 +90,16 @@ class NativeGraph:
     def run(self, args: Sequence[Any]) -> Sequence[object] | None:
         """The results of the plan; none if it is not for these arguments."""
         binding = self.binding
-        if len(args) != binding.arity:
-            return None
-        inputs = args if self._takes_all else binding.given(args)
         try:
+            known = binding.now.only
+            if known is not None and binding.is_current():
+                bound, plan_results = known
+                outputs = bound(binding.lead(), *args)
+                if outputs is not None:
+                    return plan_results.results(outputs, args)
+            if len(args) != binding.arity:
+                return None
+            inputs = args if self._takes_all else binding.given(args)
             if binding.only is not None and binding.is_current():
                 return self._only(inputs)
             sizes: tuple[int, ...] = ()

@@ -22,6 +22,8 @@ class Weights:
         self.ids: list[int] = []
         self.bound: dict[tuple[int, ...], Bound] = {}
         """Plans by sizes."""
+        self.only: Bound | None = None
+        """The plan, where there is one for all calls, which takes their arguments as they are."""
         self.gone: set[tuple[int, ...]] = set()
         """Sizes whose plans gave way to others."""
         self.constants: dict[object, torch.Tensor] = {}
@@ -41,6 +43,7 @@ class Weights:
     def forget(self) -> None:
         """Drops the plans: a weight is gone, or a setting is another one."""
         self.bound.clear()
+        self.only = None
         self.gone.clear()
         self.constants.clear()
         self._memory.clear()
