@@ -150,6 +150,21 @@ fn the_rest_is_a_call_into_torch() {
 }
 
 #[test]
+fn a_linear_layer_with_a_bias_is_one_product_over_rows() {
+    let text = "(tuple (relu (linear y:[6,4] b:[6] x:[2,3,4])))";
+    let program = parse(text, Weights::Live).unwrap();
+    let optimized = optimize(&program, &Options::default()).unwrap();
+    let lowered = lower(&optimized, 1, &Wish::on(CPU)).unwrap();
+    assert_eq!(lowered.calls[0].target, "aten.addmm.default");
+    let Task::Torch(call) = &lowered.plan.steps[0] else {
+        panic!("{:?}", lowered.plan.steps[0]);
+    };
+    let shapes: Vec<_> = call.reads.iter().map(|read| read.shape.clone()).collect();
+    assert_eq!(shapes, [vec![4, 6], vec![6], vec![6, 4]]);
+    assert_eq!(lowered.plan.values[call.writes[0]].shape, [6, 6]);
+}
+
+#[test]
 fn convolutions_with_a_window_of_one_are_layers_over_channels() {
     let first = "(relu (conv x:[2,6,5,4] w1:[8,6,1,1] b1:[8] [1,1] [0,0] [1,1] 1))";
     // The image is turned, and so is the result.

@@ -19,7 +19,7 @@ class Device:
     """A device without kernels of ours, whose work is done when a call returns."""
 
     eager_wins_ties = True
-    """Whether a training step that is no faster than eager's is eager's: there are no plans for training."""
+    """Whether a training step that is no faster than eager's is eager's, which nobody has to wait for."""
     times_host_apart = False
     """Whether it works while the host queues more, so that a call takes what the slower of both takes."""
     compares_programs = False
@@ -106,10 +106,8 @@ class Cpu(Device):
     """The host."""
 
     def no_kernels(self, device: torch.device, kind: str) -> str:
-        """In training, weights change at every step: kernels would pack them each time."""
-        return (
-            "" if kind == "inference" else "a CPU's plans pack weights, which change at every training step"
-        )
+        """They are part of the extension."""
+        return ""
 
 
 class Cuda(Device):

@@ -39,6 +39,9 @@ pub struct TorchCall {
     pub onednn: Option<&'static str>,
 }
 
+/// What is called, and its arguments.
+type Call = (String, Vec<CapturedArg>);
+
 /// An operand of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,7 +62,8 @@ impl Lowering<'_> {
             Op::Opaque(i) => Some(&self.program.leaves.opaques[i]),
             _ => None,
         };
-        let (reads, operands) = self.call_reads(id, opaque)?;
+        let (mut reads, operands) = self.call_reads(id, opaque)?;
+        let over_rows = self.over_rows(id, &mut reads);
         let (types, tuple) = match self.program.ty(id) {
             // It is called for what else it does.
             _ if opaque.is_some_and(|o| o.effect) && self.user_count(id) == 0 => (vec![], true),
@@ -94,7 +98,11 @@ impl Lowering<'_> {
             // What torch would see several times is written once for each.
             let layout = layout.filter(|strides| strides.iter().zip(&shape).all(|(s, n)| *s != 0 || *n < 2));
             let like = reads.first().and_then(|q| self.strides_like(id, q, &shape));
-            let item = self.laid(&shape, t.dtype, layout.or(like.as_deref()))?;
+            let item = match &over_rows {
+                Some((rows, _)) => self.laid(rows, t.dtype, None)?.reshaped(&shape),
+                None => Some(self.laid(&shape, t.dtype, layout.or(like.as_deref()))?),
+            };
+            let item = item.ok_or_else(|| no_plan("rows of another number"))?;
             writes.push(item.value);
             items.push(Some(item));
         }
@@ -110,7 +118,8 @@ impl Lowering<'_> {
             reads,
             writes,
         }));
-        let (target, args) = match self.convolution(id) {
+        let own = self.convolution(id).or(over_rows.map(|(_, call)| call));
+        let (target, args) = match own {
             Some(call) => call,
             None if opaque.is_some() => (emitted.target, vec![]),
             None => (emitted.target, emitted.args),
@@ -202,6 +211,21 @@ impl Lowering<'_> {
             });
         }
         Ok((reads, operands))
+    }
+
+    /// A linear layer with a bias as a product of two matrices, and the rows and columns of its result: torch's own writes
+    /// into given memory by two ops, which round twice, where the input has more dimensions.
+    fn over_rows(&self, id: Id, reads: &mut [Operand]) -> Option<(Vec<usize>, Call)> {
+        let [w, _, x] = reads else { return None };
+        if self.name(id) != "linear" || x.shape.len() < 3 {
+            return None;
+        }
+        let columns = *w.shape.first()?;
+        let rows: usize = x.shape.split_last()?.1.iter().product();
+        *x = x.reshaped(&[rows, *x.shape.last()?])?;
+        *w = w.permuted(&[1, 0]);
+        let args = [1, 2, 0].map(CapturedArg::Node).into();
+        Some((vec![rows, columns], ("aten.addmm.default".to_owned(), args)))
     }
 
     /// Whether one of several results is read.
@@ -348,7 +372,7 @@ impl Lowering<'_> {
     }
 
     /// A convolution with channels last as the call that writes its result where it is told: cuDNN's own.
-    fn convolution(&self, id: Id) -> Option<(String, Vec<CapturedArg>)> {
+    fn convolution(&self, id: Id) -> Option<Call> {
         if self.convolves_by(id)? != Convolutions::Cudnn {
             return None;
         }
