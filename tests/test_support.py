@@ -139,6 +139,21 @@ def test_cancellation_is_judged_by_conditioning() -> None:
         assert_as_close_as_eager(torch.tensor(1.00001e-3), eager, gentle)
 
 
+def test_what_rounding_leaves_of_zero_is_no_reference() -> None:
+    """Of terms that cancel, beside results that are large: at most twice what eager leaves."""
+    large = torch.ones(4)
+    exact = Reference([large.double(), torch.zeros(4, dtype=torch.float64)])
+    noise = torch.tensor([1e-7, -2e-7, 0.0, 1e-7])
+    assert_as_close_as_eager([large, -noise], [large, noise], exact)
+    assert_as_close_as_eager([large, noise * 0.1], [large, noise], exact)
+    for wrong in (noise * 3, noise + 1e-4, noise * float("nan")):
+        with pytest.raises(MismatchError):
+            assert_as_close_as_eager([large, wrong], [large, noise], exact)
+    # Eager's is no rounding there.
+    with pytest.raises(MismatchError):
+        assert_as_close_as_eager([large, torch.full((4,), 0.1)], [large, torch.full((4,), 0.2)], exact)
+
+
 def test_copies_keep_layout_and_share_nothing() -> None:
     base = torch.randn(6, 8)
     given = (base.t()[1:4, ::2].requires_grad_(), {"dtype": torch.float32})

@@ -129,6 +129,8 @@ def test_a_norm_of_one_number_is_torchs(monkeypatch: pytest.MonkeyPatch, images:
 class _Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.normalize(x * 2, dim=0)
+
+
 class Layers(nn.Module):
     """Two linear layers over rows of a batch, with something between them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hypatia
 from hypatia.execute import timing
+from hypatia.execute.binding import Binding
 from hypatia.frontend.train_contest import Contest
 from support import fresh_dynamo
 
@@ -59,6 +61,24 @@ def test_the_faster_one_runs_and_computes_the_same(kept: str, monkeypatch: pytes
     assert "plain" in asked
     assert (contest._run is contest._eager) == (kept == "eager")
     assert kept == "plain" or {p.report.kept for p in contest._passes if p.report} == {"eager"}
+
+
+def test_plans_of_a_step_that_eager_does_faster_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"plan": 1.0, "eager": 2.0}
+    monkeypatch.setattr(timing, "instead", lambda forms: {name: order.get(name, 3.0) for name in forms})
+    bound: list[Binding] = []
+    bind = Binding.bind
+
+    def noted(self: Binding, *args: Any) -> Any:
+        bound.append(self)
+        return bind(self, *args)
+
+    monkeypatch.setattr(Binding, "bind", noted)
+    for entry in (hypatia.compile, lambda net: torch.compile(net, backend="hypatia")):
+        net = model()
+        trained(net, entry(net), 4)
+    assert len(bound) >= 4
+    assert not any(binding.bound or binding.only for binding in bound)
 
 
 def test_inference_has_no_contest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from hypatia.devices import rates as module
 
     times: list[torch.device] = []
+    monkeypatch.setattr(module, "_known", {})
     monkeypatch.setattr(module, "_measured", lambda device: times.append(device) or RATES)
     cpu = torch.device("cpu")
     assert rates(cpu) == rates(cpu) == RATES

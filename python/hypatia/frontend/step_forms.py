@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,13 @@ def native_form(run: Run) -> NativeGraph | None:
 def lost(run: Run) -> NativeGraph | None:
     """A graph whose plan is right, and was slower than torch's ops."""
     return run if isinstance(run, NativeGraph) and run.lost else None
+
+
+def let_go(runs: Iterable[Run]) -> None:
+    """Frees what plans of these graphs hold, which do not run any more. One that runs is bound again."""
+    for run in runs:
+        if isinstance(run, NativeGraph):
+            run.binding.forget()
 
 
 def by_plan(run: Run) -> Run:

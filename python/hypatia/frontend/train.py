@@ -32,6 +32,7 @@ from .dynamo import hypatia as backend
 from .dynamo_pass import Pass
 from .flat_model import FlatModel
 from .rewritten import Rewritten
+from .step_forms import let_go
 from .step_of_passes import lifted, step_of
 from .structure_code import BuildResult, Take, taker
 from .train_dynamo import Step, laid_out
@@ -189,12 +190,14 @@ class CompiledTraining:
         """Keeps passes that are no step, or eager if that is faster."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
-        self._waiting = []
+        waiting, self._waiting = self._waiting, []
         before = State([*self._buffers, *(leaves[i] for i in self._changes)], device_of(leaves))
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         try:
             with torch.random.fork_rng(table.random_devices(leaves)):
                 self._fastest({"plain": lambda: run(*leaves)}, leaves, before.counts)
+            if self.eager:
+                let_go([p.latest() for p in waiting])
         finally:
             before.restore()
 

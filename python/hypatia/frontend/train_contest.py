@@ -20,7 +20,7 @@ from ..execute import choose
 from ..execute.changes import State
 from ..verifier.first_call import device_of
 from .dynamo_pass import Pass
-from .step_forms import Passes
+from .step_forms import Passes, let_go
 from .step_of_passes import lifted, step_of
 from .train_dynamo import Step
 
@@ -104,6 +104,7 @@ class Contest:
         log.info("training steps are kept: %s %s", choice.kept, choice.times.taken)
         if choice.kept == "eager":
             self._run = self._eager
+            let_go([p.latest() for p in self._passes])
             for report in (p.report for p in self._passes):
                 if report is not None:
                     report.kept = "eager"

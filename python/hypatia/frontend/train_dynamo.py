@@ -20,7 +20,7 @@ from ..execute.changes import State
 from ..execute.cuda_graph import note_thread_of_autograd
 from ..execute.train_step import Backward, GivenTangents, Gradients, RecordedStep, Tensors
 from .dynamo_pass import Pass
-from .step_forms import PLANS, Passes, Run, by_plan, by_torch, lost, masked, native_form, right_ones
+from .step_forms import PLANS, Passes, Run, by_plan, by_torch, let_go, lost, masked, native_form, right_ones
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +244,9 @@ class Step:
     def keep(self, name: str, forms: Mapping[str, Passes]) -> None:
         """Runs by one of these forms from now on."""
         self.passes, self.settled = forms.get(name, self.passes), True
+        runs = [each.latest() for each in self._graphs]
+        if name != PLANS:
+            let_go(runs if name not in forms else filter(lost, runs))
         for each in self._graphs if name == PLANS else ():
             if each.report is not None and lost(each.latest()) is not None:
                 each.report.kept = "plan"

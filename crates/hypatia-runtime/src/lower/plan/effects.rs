@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::small::Change;
 use super::{CallOperand, Lowering, TorchCall, no_plan};
 use crate::error::Result;
-use crate::step::{Operand, Task, TorchStep};
+use crate::step::{Operand, Task, TorchStep, ValueId};
 
 impl Lowering<'_> {
     fn opaque(&self, id: Id) -> Option<&Opaque> {
@@ -69,6 +69,17 @@ impl Lowering<'_> {
             true => Ok(operand),
             false => Err(no_plan("a change of what is no input")),
         }
+    }
+
+    /// Whether the last steps change an input.
+    pub(super) fn is_changed_later(&self, value: ValueId) -> bool {
+        let effects = &self.program.node(self.program.root).children[self.results..];
+        effects.iter().any(|id| {
+            let children = &self.program.node(*id).children;
+            let places = self.opaque(*id).map_or(&[][..], |o| &o.changes);
+            let mut changed = places.iter().filter_map(|at| children.get(*at));
+            changed.any(|child| self.given.get(child).is_some_and(|given| given.value == value))
+        })
     }
 
     /// Calls that can change an input themselves: nothing but `copy_` reads what they return back into it, and

@@ -181,6 +181,12 @@ impl Lowering<'_> {
         // A backward pass was traced with strides that a copy may have given to what it takes.
         let alike = wanted.strides.as_ref().is_none_or(|strides| operand.lies_as(strides));
         if let (Owner::Any, Some(at), true) = (&wanted.memory, given, alike) {
+            if self.is_changed_later(operand.value) {
+                // What it was before is kept for the backward pass.
+                let strides = operand.strides.clone();
+                let copy = self.written(id, &operand, &strides)?;
+                return Ok(self.output(&copy));
+            }
             return Ok(self.seen(&operand, true, at));
         }
         let constant = self.plan.constants.contains(&operand.value);
