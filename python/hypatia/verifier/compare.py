@@ -109,6 +109,10 @@ class Comparer:
         self.tf32 = any(table.of(d).may_round_to_tf32() for d in devices)
         self.narrow = narrower(gm.graph, torch.float64)
         self._moved: dict[int, list[torch.Tensor | None]] = {}
+        self._free: dict[fx.Node, torch.Tensor | None] = {}
+        """Which elements of results depend on the sign of a zero, where that was asked before."""
+        self._shifts: dict[tuple[fx.Node, float, int], float | None] = {}
+        """By how much results moved where they were moved before."""
 
     @functools.cached_property
     def memory(self) -> float:
@@ -184,6 +188,14 @@ class Comparer:
         if doubtful:
             self._second_look(values, doubtful, comparison)
 
+    def _depends_on_signs(self, exact: Mapping[fx.Node, Any]) -> Mapping[fx.Node, torch.Tensor | None]:
+        """The same for all programs that are tried: flags of elements that are not judged, by result."""
+        missing = {node: value for node, value in exact.items() if node not in self._free}
+        if missing:
+            self._free |= dict.fromkeys(missing)
+            self._free |= depend_on_signs(self.gm, self.inputs, self.random, missing)
+        return self._free
+
     def _judge(self, node: fx.Node, mine: object, theirs: object, exact: object) -> Result:
         coarse, narrow = node in self.coarse, node in self.narrow
         return judge(node.name, mine, theirs, exact, coarse=coarse, narrow=narrow, tf32=self.tf32)
@@ -203,7 +215,10 @@ class Comparer:
                 result.ok = True
                 comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
         open_ones = {n: e for n, (r, _, e) in doubtful.items() if not r.ok}
-        for node, free in depend_on_signs(self.gm, self.inputs, self.random, open_ones).items():
+        for node in open_ones:
+            free = self._depends_on_signs(open_ones)[node]
+            if free is None:
+                continue
             result, theirs, exact = doubtful[node]
             mine, eager, wide = (without(v, free) for v in (values[node], theirs, exact))
             vars(result).update(vars(self._judge(node, mine, eager, wide)))
@@ -238,31 +253,43 @@ class Comparer:
             wrong = {n: found for n, found in wrong.items() if not found[0].ok}
             if not wrong:
                 return
-            script, inputs = Script(self.gm, set(wrong)), self.inputs
-            stream = Stream(
-                script, inputs, self.random, wide=True, nudge=True, roundings=roundings, seed=seed
-            )
-            for node, moved in stream:
-                self._nudged(node, values[node], *wrong[node], moved, bounds[node], times)
+            self._move({n: exact for n, (_, exact) in wrong.items()}, roundings, seed)
+            for node, (result, _) in wrong.items():
+                shift = self._shifts[node, roundings, seed]
+                if shift is not None:
+                    self._allow(node, values[node], result, shift, bounds[node], times)
 
-    def _nudged(
+    def _move(self, exact: Mapping[fx.Node, Any], roundings: float, seed: int) -> None:
+        """By how much results move in such a run, which is the same for all programs that are tried."""
+        missing = {node for node in exact if (node, roundings, seed) not in self._shifts}
+        if not missing:
+            return
+        script = Script(self.gm, missing)
+        stream = Stream(
+            script, self.inputs, self.random, wide=True, nudge=True, roundings=roundings, seed=seed
+        )
+        for node, moved in stream:
+            shift: float | None = None
+            if isinstance(moved, torch.Tensor):
+                apart = distances(moved, exact[node], exact[node]) if is_float(moved) else []
+                whole = 0.0 if is_float(moved) else float((moved != exact[node]).sum())
+                shift = max((d[0] for d in apart), default=whole)
+            self._shifts[node, roundings, seed] = shift
+
+    def _allow(
         self,
         node: fx.Node,
         mine: torch.Tensor,
         result: Result,
-        exact: Any,
-        moved: object,
+        shift: float,
         bounds: tuple[float, float],
         times: float | None,
     ) -> None:
         before, most = bounds
-        if not isinstance(moved, torch.Tensor):
-            return
-        if not is_float(moved):
-            result.allowed = max(result.allowed, before + float((moved != exact).sum()))
+        if not is_float(mine):
+            result.allowed = max(result.allowed, before + shift)
             result.ok = result.error <= result.allowed
             return
-        shift = max((d[0] for d in distances(moved, exact, exact)), default=0.0)
         times = times or (SHORT_SHIFTS if is_short(mine) else ULPS)
         result.allowed = max(result.allowed, min(before + times * shift, most))
         limit = limit_of(mine, result.scale)
