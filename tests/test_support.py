@@ -149,6 +149,14 @@ def test_what_rounding_leaves_of_zero_is_no_reference() -> None:
     for wrong in (noise * 3, noise + 1e-4, noise * float("nan")):
         with pytest.raises(MismatchError):
             assert_as_close_as_eager([large, wrong], [large, noise], exact)
+    # Other random numbers in float64 are no zero, and roundings of 16 bits are large.
+    drawn = [torch.rand(100, generator=torch.Generator().manual_seed(i)).bfloat16() / 4 for i in range(3)]
+    with pytest.raises(MismatchError, match="against eager"):
+        assert_as_close_as_eager(
+            [large.bfloat16(), drawn[0]],
+            [large.bfloat16(), drawn[1]],
+            Reference([large.double(), drawn[2].double()]),
+        )
     # Eager's is no rounding there.
     with pytest.raises(MismatchError):
         assert_as_close_as_eager([large, torch.full((4,), 0.1)], [large, torch.full((4,), 0.2)], exact)

@@ -19,7 +19,7 @@ class Device:
     """A device without kernels of ours, whose work is done when a call returns."""
 
     eager_wins_ties = True
-    """Whether a training step that is no faster than eager's is eager's, which nobody has to wait for."""
+    """Whether eager's training step is kept where no other form is more than 3% faster."""
     times_host_apart = False
     """Whether it works while the host queues more, so that a call takes what the slower of both takes."""
     compares_programs = False

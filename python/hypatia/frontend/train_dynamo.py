@@ -244,10 +244,11 @@ class Step:
     def keep(self, name: str, forms: Mapping[str, Passes]) -> None:
         """Runs by one of these forms from now on."""
         self.passes, self.settled = forms.get(name, self.passes), True
-        runs = [each.latest() for each in self._graphs]
         if name != PLANS:
-            let_go(runs if name not in forms else filter(lost, runs))
-        for each in self._graphs if name == PLANS else ():
+            runs = [each.latest() for each in self._graphs]
+            let_go(filter(lost, runs) if name in forms else runs)
+            return
+        for each in self._graphs:
             if each.report is not None and lost(each.latest()) is not None:
                 each.report.kept = "plan"
 

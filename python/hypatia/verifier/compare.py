@@ -20,7 +20,8 @@ from .gradients import gradients_of
 from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
 from .reference import Script, Stream, narrower
-from .zero_signs import depend_on_signs, without
+from .steadiness import Steadiness
+from .zero_signs import without
 
 SHORT_SHIFTS = 2.0
 """How many times the movement of a result of 16 bits is forgiven when its inputs are nudged."""
@@ -109,10 +110,7 @@ class Comparer:
         self.tf32 = any(table.of(d).may_round_to_tf32() for d in devices)
         self.narrow = narrower(gm.graph, torch.float64)
         self._moved: dict[int, list[torch.Tensor | None]] = {}
-        self._free: dict[fx.Node, torch.Tensor | None] = {}
-        """Which elements of results depend on the sign of a zero, where that was asked before."""
-        self._shifts: dict[tuple[fx.Node, float, int], float | None] = {}
-        """By how much results moved where they were moved before."""
+        self._steadiness = Steadiness(gm, inputs, random)
 
     @functools.cached_property
     def memory(self) -> float:
@@ -188,14 +186,6 @@ class Comparer:
         if doubtful:
             self._second_look(values, doubtful, comparison)
 
-    def _depends_on_signs(self, exact: Mapping[fx.Node, Any]) -> Mapping[fx.Node, torch.Tensor | None]:
-        """The same for all programs that are tried: flags of elements that are not judged, by result."""
-        missing = {node: value for node, value in exact.items() if node not in self._free}
-        if missing:
-            self._free |= dict.fromkeys(missing)
-            self._free |= depend_on_signs(self.gm, self.inputs, self.random, missing)
-        return self._free
-
     def _judge(self, node: fx.Node, mine: object, theirs: object, exact: object) -> Result:
         coarse, narrow = node in self.coarse, node in self.narrow
         return judge(node.name, mine, theirs, exact, coarse=coarse, narrow=narrow, tf32=self.tf32)
@@ -215,10 +205,7 @@ class Comparer:
                 result.ok = True
                 comparison.notes.append(f"{node.name}: eager differs from itself, not judged")
         open_ones = {n: e for n, (r, _, e) in doubtful.items() if not r.ok}
-        for node in open_ones:
-            free = self._depends_on_signs(open_ones)[node]
-            if free is None:
-                continue
+        for node, free in self._steadiness.signs(open_ones).items():
             result, theirs, exact = doubtful[node]
             mine, eager, wide = (without(v, free) for v in (values[node], theirs, exact))
             vars(result).update(vars(self._judge(node, mine, eager, wide)))
@@ -253,28 +240,9 @@ class Comparer:
             wrong = {n: found for n, found in wrong.items() if not found[0].ok}
             if not wrong:
                 return
-            self._move({n: exact for n, (_, exact) in wrong.items()}, roundings, seed)
-            for node, (result, _) in wrong.items():
-                shift = self._shifts[node, roundings, seed]
-                if shift is not None:
-                    self._allow(node, values[node], result, shift, bounds[node], times)
-
-    def _move(self, exact: Mapping[fx.Node, Any], roundings: float, seed: int) -> None:
-        """By how much results move in such a run, which is the same for all programs that are tried."""
-        missing = {node for node in exact if (node, roundings, seed) not in self._shifts}
-        if not missing:
-            return
-        script = Script(self.gm, missing)
-        stream = Stream(
-            script, self.inputs, self.random, wide=True, nudge=True, roundings=roundings, seed=seed
-        )
-        for node, moved in stream:
-            shift: float | None = None
-            if isinstance(moved, torch.Tensor):
-                apart = distances(moved, exact[node], exact[node]) if is_float(moved) else []
-                whole = 0.0 if is_float(moved) else float((moved != exact[node]).sum())
-                shift = max((d[0] for d in apart), default=whole)
-            self._shifts[node, roundings, seed] = shift
+            shifts = self._steadiness.shifts({n: exact for n, (_, exact) in wrong.items()}, roundings, seed)
+            for node, shift in shifts.items():
+                self._allow(node, values[node], wrong[node][0], shift, bounds[node], times)
 
     def _allow(
         self,
