@@ -208,6 +208,13 @@ def test_nothing_is_recorded_where_the_device_is_busy(monkeypatch: pytest.Monkey
     assert (chosen_on_a_gpu(recorded).kept, recorded) == ("graph", [])
 
 
+def test_a_host_that_is_about_as_busy_as_the_device_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later calls find a busier one."""
+    recorded: list[str] = []
+    on_a_gpu(monkeypatch, graph=(5.2, 3.0), eager=(5.2, 3.0), recording=(5.3, 0.1))
+    assert (chosen_on_a_gpu(recorded).kept, recorded) == ("recording", ["graph"])
+
+
 def timed(
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[native.NativeGraph], None] | None = None,

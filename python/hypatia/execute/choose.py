@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 CLOSE = 1.03
 """A form that takes so many times as long as another is as good as equal."""
 
+BUSY = 2.0
+"""The device takes less than so many times as long for torch's ops as a busy host."""
+
 COPIES = 1 << 25
 """Bytes of copies of weights from which on a plan has to be faster, not only as fast."""
 
@@ -214,12 +217,15 @@ def _calling(run: Callable[[list[object]], object], args: Sequence[object]) -> C
 
 def _with_recording(times: Times, record: Record, device: torch.device, counts: Counts) -> Times:
     """The same with the time of a recording, if that can be faster than all others: it takes what the device
-    takes for the form that is recorded."""
+    takes for the form that is recorded. So it can where torch's ops are fastest and their host is about as
+    busy as the device: on a busier host, calls would wait for it."""
     devices = {name: times.apart[name][0] for name in ("graph", "eager") if name in times.apart}
     if not devices:
         return times
     name = min(devices, key=devices.__getitem__)
-    if CLOSE * devices[name] >= min(times.taken.values()):
+    best = min(times.taken, key=times.taken.__getitem__)
+    is_busy = best in devices and BUSY * times.apart[best][1] > devices[name]
+    if CLOSE * devices[name] >= times.taken[best] and not is_busy:
         return times
     counts.restore()
     call = record(name)
