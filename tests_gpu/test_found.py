@@ -20,6 +20,8 @@ FOUND = (
     "700756",
     "700951",
     "701044",
+    "820008",
+    "820852",
 )
 """Seeds whose faults a CPU does not show."""
 

@@ -62,7 +62,11 @@ class Recorded:
         """The results; none if the plan is not for these inputs."""
         if stream != self._stream or torch.cuda.is_current_stream_capturing():
             return self.bound(stream, *inputs)
-        key = tuple([inputs[i].data_ptr() for i in self._changes]) if self._changes else ()
+        try:
+            key = tuple([inputs[i].data_ptr() for i in self._changes]) if self._changes else ()
+        except AttributeError:
+            # A caller that asks all plans in turn may give None in the place of a tensor.
+            return None
         known = self._cache.get(key)
         if known is None:
             return self._run_and_record(key, stream, inputs)
@@ -167,7 +171,11 @@ class _Recording:
 
     def accepts(self, inputs: Tensors) -> bool:
         """Whether these inputs are like those that it was recorded for."""
-        return [(t.shape, t.dtype, t.device) for t in inputs] == self._kinds and all(
+        try:
+            kinds = [(t.shape, t.dtype, t.device) for t in inputs]
+        except AttributeError:
+            return False
+        return kinds == self._kinds and all(
             like.stride() == given.stride() or same_strides(given, like)
             for like, given in zip(self._like, inputs, strict=True)
         )

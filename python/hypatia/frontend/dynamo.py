@@ -156,7 +156,7 @@ def _compile_part(
     masks: list[str],
 ) -> object:
     whole_calls.show(gm)
-    attention_gradients.lay_alike(gm)
+    attention_gradients.lay_as_before(gm)
     weights = _frozen(gm, options, kind)
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata

@@ -17,10 +17,10 @@ from ..compiler.comparison import Comparison, Result
 from ..devices import table
 from ..execute.changes import RandomState
 from .gradients import gradients_of
-from .judge import ULPS, distances, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
+from .judge import ULPS, eps_of, is_float, is_short, judge, limit_of, same, same_kind, wrong_kind
 from .memory import wide_bytes
 from .reference import Script, Stream, narrower
-from .steadiness import Steadiness
+from .steadiness import MovedGradients, Steadiness
 from .zero_signs import without
 
 SHORT_SHIFTS = 2.0
@@ -34,6 +34,9 @@ NUDGES, HALF = 4, 0.5
 
 MOST_SHIFT = 64.0
 """Roundings of the largest value, or of one, that a gradient may move by when results of ops are nudged."""
+
+MOST_SHIFT_OF_WIDE = 2.0**16
+"""The same in graphs of float64: about 1e-11 of the largest value. A gradient that jumps moves by more."""
 
 _CHOICE_NAMES = """
     argmax argmin argsort max min median mode kthvalue sort topk cummax cummin eq ne lt le gt ge
@@ -109,7 +112,6 @@ class Comparer:
         devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
         self.tf32 = any(table.of(d).may_round_to_tf32() for d in devices)
         self.narrow = narrower(gm.graph, torch.float64)
-        self._moved: dict[int, list[torch.Tensor | None]] = {}
         self._steadiness = Steadiness(gm, inputs, random)
 
     @functools.cached_property
@@ -305,13 +307,14 @@ class Comparer:
         limit = limit_of(mine, result.scale)
         # More than that is a gradient that jumps, unless eager's own is as far away.
         coarsest = max((eps_of(v) for v in self._floats), default=0.0)
-        most = max(MOST_SHIFT * coarsest * max(1.0, result.scale), own if own < math.inf else 0.0)
+        # Of a float64 graph nothing is wider, so that eager's own error is not known.
+        roundings = MOST_SHIFT if exact.dtype != mine.dtype or self.narrow else MOST_SHIFT_OF_WIDE
+        most = max(roundings * coarsest * max(1.0, result.scale), own if own < math.inf else 0.0)
         times = SHORT_SHIFTS if is_short(mine) or self.coarse else ULPS
         for seed in range(NUDGES):
-            moved = self._moved_gradients(seed)[place]
-            if moved is None or result.ok:
+            shift = self._moved.shift(exact, place, seed)
+            if shift is None or result.ok:
                 return
-            shift = max((d[0] for d in distances(moved, exact, exact)), default=0.0)
             result.allowed = max(result.allowed, before + times * min(shift, most))
             # Where half a rounding moves float64 further than a result may be from eager, eager is chance.
             chance = own > limit and (self.tf32 or shift > limit)
@@ -320,14 +323,9 @@ class Comparer:
             )
 
     @functools.cached_property
+    def _moved(self) -> MovedGradients:
+        return MovedGradients(self.whole, self.inputs, self.random, list(self.leaves.values()))
+
+    @functools.cached_property
     def _floats(self) -> list[torch.Tensor]:
         return [v for n in self.gm.graph.nodes if is_float(v := value_of(n))]
-
-    def _moved_gradients(self, seed: int) -> list[torch.Tensor | None]:
-        if seed not in self._moved:
-            # Inputs stay: at a tie, where a gradient jumps, it must be eager's.
-            how = {"wide": True, "nudge": True, "nudge_inputs": False}
-            with torch.enable_grad():
-                stream = Stream(self.whole, self.inputs, self.random, seed=seed, **how)
-                self._moved[seed] = gradients_of(dict(stream), self.leaves.values())
-        return self._moved[seed]

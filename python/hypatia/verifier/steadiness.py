@@ -5,12 +5,13 @@ That is the same for all programs that are tried at a first call, so each questi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from ..execute.changes import RandomState
+from .gradients import gradients_of
 from .judge import distances, is_float
 from .reference import Script, Stream
 from .zero_signs import depend_on_signs
@@ -60,3 +61,31 @@ def _shift(moved: object, exact: object) -> float | None:
     if not is_float(moved):
         return float((moved != exact).sum())
     return max((d[0] for d in distances(moved, exact, exact)), default=0.0)
+
+
+class MovedGradients:
+    """Gradients in float64 where results of ops are moved by half a rounding, for several seeds."""
+
+    def __init__(
+        self,
+        script: Script,
+        inputs: dict[fx.Node, object],
+        random: RandomState,
+        leaves: Sequence[torch.Tensor],
+    ) -> None:
+        self._script, self._inputs, self._random, self._leaves = script, inputs, random, leaves
+        self._known: dict[int, list[torch.Tensor | None]] = {}
+
+    def shift(self, exact: torch.Tensor, place: int, seed: int) -> float | None:
+        """How far one of them moves; none if it does not exist."""
+        moved = self._moved(seed)[place]
+        return None if moved is None else max((d[0] for d in distances(moved, exact, exact)), default=0.0)
+
+    def _moved(self, seed: int) -> list[torch.Tensor | None]:
+        if seed not in self._known:
+            # Inputs stay: at a tie, where a gradient jumps, it must be eager's.
+            how = {"wide": True, "nudge": True, "nudge_inputs": False}
+            with torch.enable_grad():
+                stream = Stream(self._script, self._inputs, self._random, seed=seed, **how)
+                self._known[seed] = gradients_of(dict(stream), self._leaves)
+        return self._known[seed]

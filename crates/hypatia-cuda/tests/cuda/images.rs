@@ -346,6 +346,26 @@ fn other_poolings_are_left_to_torch() {
 }
 
 #[test]
+fn torchs_pooling_of_large_windows_reads_an_image_with_channels_first() {
+    for (size, strides) in [
+        ("[3,3]", [24 * 64 * 64, 64 * 64, 64, 1]),
+        ("[16,16]", [24 * 64 * 64, 1, 64 * 24, 24]),
+    ] {
+        let text = format!(
+            "(let a (relu (conv x:f32[1,8,66,66] w:f32[24,8,3,3] none [1,1] [0,0] [1,1] 1)))
+(tuple (adaptive_avg_pool2d a {size}))"
+        );
+        let lowered = lowered(&text);
+        let pool = |s: &Task| match s {
+            Task::Torch(t) if t.name.contains("adaptive") => Some(t.reads[0].strides.clone()),
+            _ => None,
+        };
+        let read = lowered.plan.steps.iter().find_map(pool);
+        assert_eq!(read, Some(strides.to_vec()), "{size}");
+    }
+}
+
+#[test]
 fn a_convolution_that_others_read_too_does_not_take_what_follows() {
     let text = "(let a (conv x:bf16[2,24,9,9] w:bf16[24,1,3,3] none [1,1] [1,1] [1,1] 24))
 (tuple (add (relu a) (mean a [-2,-1] true)))";
