@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 import hypatia
 from hypatia.compiler import pipeline
+from hypatia.devices import table
 from hypatia.execute import native, timing
 from hypatia.execute.cuda_graph import CopiesOut
-from hypatia.frontend import step_forms
+from hypatia.frontend import step_forms, train_dynamo
 from hypatia.tools.workloads import BertLayer, GPTLayer, LlamaLayer
 from hypatia.verifier import reference
 
@@ -220,6 +221,22 @@ def test_forms_are_compared_from_the_same_state() -> None:
     assert list(found) == ["plain", "alike"]
     torch.testing.assert_close(dict(model.named_buffers()), before)
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_step_whose_forms_cannot_be_compared_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call goes on: what fails was only to make it faster."""
+    monkeypatch.setattr(pipeline, "raise_errors", False)
+    monkeypatch.setattr(train_dynamo.Step, "_recorded_forms", mock.Mock(side_effect=RuntimeError("no")))
+    monkeypatch.setattr(type(table.of(torch.device("cpu"))), "records", True)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        result = call(x)
+        result.sum().backward()
+        torch.testing.assert_close(result, model(x))
+    assert "it runs as it is" in caplog.text
 
 
 class Tied(nn.Module):

@@ -55,11 +55,12 @@ class Recordings:
         self._device = device
         self._index = device.index or 0
         placeholders = gm.graph.find_nodes(op="placeholder")
-        self._weights = sorted(weights)
         position = {n: i for i, n in enumerate(placeholders)}
         changed = changed_inputs(gm)
         self._changed = [position[n] for n in changed if n in position]
         fixed = {*weights, *self._changed}
+        self._pinned = [*sorted(weights), *self._changed]
+        """Arguments that lie where they lie when they are recorded."""
         self._others = [i for i in range(len(placeholders)) if i not in fixed]
         attributes = gm.graph.find_nodes(op="get_attr")
         self._attributes = [operator.attrgetter(path_of(n))(gm) for n in attributes]
@@ -117,8 +118,9 @@ class Recordings:
                 return None
             else:
                 found.append((a.shape, a.stride(), a.dtype))
-        found += [args[i].data_ptr() for i in (*self._weights, *self._changed)]
-        found += [t.data_ptr() for t in self._attributes]
+        # A model may have thousands of weights.
+        found += map(torch.Tensor.data_ptr, map(args.__getitem__, self._pinned))
+        found += map(torch.Tensor.data_ptr, self._attributes)
         try:
             hash(key := tuple(found))
         except TypeError:

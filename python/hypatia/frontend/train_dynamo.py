@@ -15,6 +15,7 @@ import torch
 from .. import _native, _torch
 from ..capture.op_facts import draws
 from ..capture.records import value_of
+from ..compiler import pipeline
 from ..devices import table
 from ..execute.changes import State
 from ..execute.cuda_graph import note_thread_of_autograd
@@ -211,6 +212,20 @@ class Step:
         if on_device is None:
             return forms
         before = self.state(on_device)
+        try:
+            return self._recorded_forms(forward, backward, inputs, before)
+        except RuntimeError:
+            if pipeline.raise_errors:
+                raise
+            before.restore()
+            log.warning("forms of the training step cannot be compared; it runs as it is", exc_info=True)
+            return forms
+
+    def _recorded_forms(
+        self, forward: Run, backward: Run, inputs: Sequence[torch.Tensor], before: State
+    ) -> dict[str, Passes]:
+        """All that a GPU can have; the plain one among them."""
+        forms = {"plain": self.passes}
         primals = [t.detach() for t in self._primals(inputs)]
         first, last = native_form(forward), native_form(backward)
         with torch.no_grad():
