@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
+import hypatia
 from hypatia.devices import cuda
+from hypatia.tools import measure
 
 SHAPES = [
     (64, 784, 256),
@@ -23,6 +25,8 @@ SHAPES = [
     (512, 4096, 4096),
     (8192, 4096, 4096),
 ]
+
+VOCABULARIES = (30522, 50257, 50265)
 
 
 def medians(*calls: Callable[[], object]) -> list[float]:
@@ -118,15 +122,41 @@ def training() -> None:
         print(f"| {m} x {k} -> {n} | {cells} |", flush=True)
 
 
+def vocabularies() -> None:
+    """Last layers of language models: columns of real vocabularies beside the next multiple of eight."""
+    print("\nLast layers, 768 features, bf16: `hypatia.compile` and torch's linear\n")
+    print("| rows | columns | ours | columns | ours | ratio | torch | torch |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for rows in (512, 4096):
+        for columns in VOCABULARIES:
+            calls: dict[str, Callable[[], object]] = {}
+            with torch.no_grad():
+                for count in (columns, -(-columns // 8) * 8):
+                    layer = torch.nn.Linear(768, count, bias=False, device="cuda", dtype=torch.bfloat16)
+                    x = torch.randn(rows, 768, device="cuda", dtype=torch.bfloat16)
+                    compiled = hypatia.compile(layer)
+                    calls[f"ours {count}"] = lambda f=compiled, x=x: f(x)
+                    calls[f"torch {count}"] = lambda f=layer, x=x: f(x)
+                taken = {n: 1e6 * t for n, t in measure.compare(calls, "cuda", repeats=9).items()}
+            odd, torchs, even, torchs_even = taken.values()
+            print(
+                f"| {rows} | {columns} | {odd:.0f} | {count} | {even:.0f} | {odd / even:.2f} | {torchs:.0f} "
+                f"| {torchs_even:.0f} |",
+                flush=True,
+            )
+
+
 def main() -> int:
-    """Prints the tables."""
+    """Prints the tables; of those that are named, if any are."""
     if reason := cuda.available():
         print(f"no GPU benchmark: {reason}")
         return 0
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("Microseconds of kernels: 8 calls in a CUDA graph, median of 15, in turns.")
-    inference()
-    training()
+    tables = (inference, training, vocabularies)
+    for table in tables:
+        if not sys.argv[1:] or table.__name__ in sys.argv[1:]:
+            table()
     return 0
 
 
