@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from forms import winning
 from torch import nn
 
 import hypatia
-from forms import winning
 from hypatia.devices.rates import rates
 from hypatia.execute.step_times import plan_calls, step_times
 
