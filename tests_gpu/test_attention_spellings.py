@@ -109,8 +109,10 @@ class Called(nn.Module):
 
 
 def check_gradients_of_calls() -> str:
-    """However the gradient of attention lies; eager's own error beside ours."""
+    """However the gradient of attention lies; eager's own error beside ours, since eager is wrong where a
+    gradient lies otherwise than the first one of these sizes. So is what is compiled for open sizes."""
     found = []
+    torch._dynamo.reset()
     for rows, before, after in itertools.product((12, 128), ("turned", "dense"), ("joined", "turned")):
         torch.manual_seed(0)
         model = Called(before, after).to("cuda", torch.bfloat16)
@@ -118,7 +120,7 @@ def check_gradients_of_calls() -> str:
         x = torch.randn(2, rows, 64, device="cuda", dtype=torch.bfloat16)
         gradients = []
         for call, of, given in (
-            (torch.compile(model, backend="hypatia"), model, x),
+            (torch.compile(model, backend="hypatia", dynamic=False), model, x),
             (model, model, x),
             (exact, exact, x.double()),
         ):
