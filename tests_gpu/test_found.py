@@ -22,6 +22,7 @@ FOUND = (
     "701044",
     "820008",
     "820852",
+    "822273",
 )
 """Seeds whose faults a CPU does not show."""
 

@@ -239,6 +239,17 @@ def test_a_step_whose_forms_cannot_be_compared_runs_as_it_is(
     assert "it runs as it is" in caplog.text
 
 
+def test_a_result_of_another_shape_than_torch_foretold() -> None:
+    """torch 2.11 foretells that a norm over one row keeps the row; the model trains as it is then."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(2, 4)
+    call = hypatia.compile(model)
+    call(x).sum().backward()
+    step = call._last_training.step
+    step._is_new, step._tangents = True, [torch.empty(1, 2, 3)]
+    with pytest.raises(RuntimeError, match="a result has the shape"):
+        step([x])
+
+
 class Tied(nn.Module):
     """The weight of an embedding is that of the last layer, too."""
 

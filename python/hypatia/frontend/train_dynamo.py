@@ -141,6 +141,7 @@ class Step:
             lambda args: forward.latest()(args), lambda args: backward.latest()(args)
         )
         self.settled = False
+        self._is_new = True
         self.in_caller = False
         """Backward passes run in the thread that asks for them."""
         self.times: dict[str, float] = {}
@@ -157,7 +158,17 @@ class Step:
         if self.in_caller:
             # Autograd asks for it when a backward pass begins. What it is told at the end of one, it forgets.
             _torch.set_multithreaded_backward(False)
-        return _apply(self, *primals)
+        results: tuple[torch.Tensor, ...] = _apply(self, *primals)
+        if self._is_new:
+            self._check(results)
+        return results
+
+    def _check(self, results: Sequence[torch.Tensor]) -> None:
+        """Compares shapes with those that torch foretold, by which the backward pass was captured."""
+        for i, tangent in zip(self.wanted, self._tangents, strict=True):
+            if results[i].shape != tangent.shape:
+                raise RuntimeError(f"a result has the shape {results[i].shape}, not {tangent.shape}")
+        self._is_new = False
 
     def _primals(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = iter(inputs)
