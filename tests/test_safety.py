@@ -603,6 +603,24 @@ def test_a_panic_is_an_error_of_ours_and_the_plan_runs_afterwards() -> None:
     assert said.startswith("True internal error: the compiler panicked: there is no memory for "), said
 
 
+def test_a_plan_that_cannot_be_bound_leaves_the_call_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a mistake of ours is, the user has a result, and the log has the reason."""
+
+    def fails(*_: Any) -> Any:
+        raise ValueError("a constant is no dense one")
+
+    monkeypatch.setattr(Binding, "_bound_plan", fails)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    compiled = hypatia.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(compiled(x), model(x))
+    assert "cannot be bound after an internal error" in caplog.text
+    assert compiled.reports[0].kept != "plan"
+
+
 def test_other_threads_run_while_a_plan_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing large weights takes long. No thread gives way here but one that waits or leaves Python."""
     bind, seen, over = Binding._bound_plan, [0], threading.Event()

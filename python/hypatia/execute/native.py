@@ -201,8 +201,11 @@ class NativeGraph:
     def _bind(self, args: Sequence[object], sizes: tuple[int, ...]) -> Bound | None:
         try:
             return self.binding.bind(args, sizes)
-        except _native.HypatiaError as e:
-            log.info("the native plan is not used: %s", e)
+        except (_native.HypatiaError, ValueError) as e:
+            if isinstance(e, ValueError):
+                log.warning("the native plan cannot be bound after an internal error", exc_info=True)
+            else:
+                log.info("the native plan is not used: %s", e)
             self.binding.refusal = str(e)
             self.native = False
             return None
