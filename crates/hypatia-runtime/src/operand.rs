@@ -37,6 +37,15 @@ impl Operand {
         }
     }
 
+    /// So many different elements it has: what is repeated counts once.
+    pub fn elements(&self) -> usize {
+        let own = self.shape.iter().zip(&self.strides).filter(|(_, stride)| **stride != 0);
+        match self.shape.contains(&0) {
+            true => 0,
+            false => own.map(|(size, _)| size).product(),
+        }
+    }
+
     /// True if the elements follow each other without gaps.
     pub fn is_dense(&self) -> bool {
         if self.shape.contains(&0) {

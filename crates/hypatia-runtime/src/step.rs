@@ -165,12 +165,28 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Bytes that a step reads and writes, each of its values once.
+    /// Bytes that a step reads and writes at least: each of its values once, of a part that part, and of a table what is
+    /// looked up.
     pub fn moved(&self, step: &Task) -> usize {
-        let mut touched = [step.reads(), step.weights(), step.writes()].concat();
-        touched.sort_unstable();
-        touched.dedup();
-        touched.iter().map(|id| self.values[*id].bytes()).sum()
+        let mut touched: BTreeMap<ValueId, usize> = BTreeMap::new();
+        let whole = |id: ValueId| (id, self.values[id].numel());
+        let parts: Vec<(ValueId, usize)> = match step {
+            Task::Region(region) => region.elements_read(),
+            Task::Torch(call) => {
+                let written = call.writes.iter().map(|id| self.values[*id].numel()).sum();
+                call.elements_read(written)
+            }
+            _ => step.reads().into_iter().map(whole).collect(),
+        };
+        let others = step.weights().into_iter().chain(step.writes()).map(whole);
+        for (id, elements) in parts.into_iter().chain(others) {
+            *touched.entry(id).or_default() += elements;
+        }
+        let bytes = |(id, elements): (ValueId, usize)| {
+            let value = &self.values[id];
+            elements.min(value.numel()) * value.dtype.size()
+        };
+        touched.into_iter().map(bytes).sum()
     }
 
     /// What a step reads and writes, in words: `f32[8, 64] f32[16, 64] -> f32[8, 16]`.

@@ -35,6 +35,19 @@ pub struct Placed {
     pub size: usize,
 }
 
+impl RegionStep {
+    /// Values that it reads, and of how many elements.
+    pub(super) fn elements_read(&self) -> Vec<(ValueId, usize)> {
+        let one = |(i, operand): (usize, &Operand)| match self.reads.get(i) {
+            Some(Read::At { .. }) => (operand.value, operand.shape.iter().product()),
+            _ => (operand.value, operand.elements()),
+        };
+        let changed = self.slices.iter().filter(|o| !self.outputs.contains(&o.value));
+        let changed = changed.map(|o| (o.value, o.elements()));
+        self.inputs.iter().enumerate().map(one).chain(changed).collect()
+    }
+}
+
 impl Step for RegionStep {
     /// What it writes into and is no result of its own, is an input that it changes.
     fn reads(&self) -> Vec<ValueId> {

@@ -134,3 +134,42 @@ fn multiplications_are_those_of_products_and_windows() {
     assert_eq!(torch("aten.cumsum.default", &[&[2, 3]], &[2, 3]), 0.0);
     assert_eq!(region(vec![]).multiplications(&[]), 0.0);
 }
+
+#[test]
+fn parts_and_tables_are_moved_as_far_as_they_are_read() {
+    let value = |shape: &[usize], dtype| Value {
+        shape: shape.to_vec(),
+        dtype,
+    };
+    let plan = Plan {
+        values: vec![
+            value(&[30000, 64], DType::F32),
+            value(&[8], DType::I64),
+            value(&[8, 64], DType::F32),
+        ],
+        ..Plan::default()
+    };
+    let looked_up = Task::Torch(TorchStep {
+        name: "aten.embedding.default".into(),
+        call: 0,
+        reads: vec![Operand::dense(0, &[30000, 64]), Operand::dense(1, &[8])],
+        writes: vec![2],
+    });
+    assert_eq!(plan.moved(&looked_up), 2 * 8 * 64 * 4 + 8 * 8);
+    // Rows that are repeated are read once.
+    let repeated = Operand {
+        strides: vec![0, 1],
+        ..Operand::dense(0, &[8, 64])
+    };
+    let part = Task::Region(Box::new(RegionStep {
+        region: sum(),
+        shape: vec![8, 64],
+        inputs: vec![repeated, Operand::dense(2, &[8, 64])],
+        reads: vec![],
+        outputs: vec![2],
+        slices: vec![],
+        dense: vec![64, 1],
+        placed: vec![],
+    }));
+    assert_eq!(plan.moved(&part), 64 * 4 + 8 * 64 * 4);
+}

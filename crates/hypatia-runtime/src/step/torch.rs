@@ -15,6 +15,26 @@ pub struct TorchStep {
     pub writes: Vec<ValueId>,
 }
 
+/// Calls whose first operand is a table, of which as much is read as is written.
+const LOOKUPS: [&str; 4] = [
+    "aten.embedding.",
+    "aten.index_select.",
+    "aten.gather.",
+    "aten.index.Tensor",
+];
+
+impl TorchStep {
+    /// Values that it reads, and of how many elements, if it writes so many.
+    pub(super) fn elements_read(&self, written: usize) -> Vec<(ValueId, usize)> {
+        let looks_up = LOOKUPS.iter().any(|name| self.name.starts_with(name));
+        let one = |(i, operand): (usize, &Operand)| match i {
+            0 if looks_up => (operand.value, written),
+            _ => (operand.value, operand.elements()),
+        };
+        self.reads.iter().enumerate().map(one).collect()
+    }
+}
+
 impl Step for TorchStep {
     fn reads(&self) -> Vec<ValueId> {
         self.reads.iter().map(|o| o.value).collect()
