@@ -93,8 +93,12 @@ class Noise(TorchDispatchMode):
         if name in _SUMS:
             args = [self._moved(a) if isinstance(a, torch.Tensor) else a for a in args]
         result = func(*args, **kwargs)
-        if name in _SUMS and isinstance(result, torch.Tensor) and not func._schema.is_mutable:
-            result = self._exchanged(self._signed(result))
+        if name in _SUMS and not func._schema.is_mutable:
+            if isinstance(result, torch.Tensor):
+                result = self._exchanged(self._signed(result))
+            elif isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
+                # A norm adds its bias, which may be none, or a zero.
+                result = (self._signed(result[0]), *result[1:])
         if name in _VANISHING and isinstance(args[0], torch.Tensor):
             result = self._underflowed(name, result, args[0])
         if func._schema.is_mutable:
