@@ -55,6 +55,24 @@ def test_a_wrong_call_is_found(entry: str) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_inputs_that_are_not_changed_are_not_written(entry: str) -> None:
+    """They may be kept for another backward pass, or be expanded."""
+    torch._dynamo.reset()
+    spelling = SPELLINGS["scores divided"]
+    model = Model(spelling)
+    first, *others = inputs(spelling)
+    expanded = first[:1].expand_as(first)
+    weight = torch.ones((), requires_grad=True)
+    kept = (first * weight).sum()
+    for given in (first, expanded):
+        before = given._version
+        ENTRIES[entry](model)(given, *others).sum().backward()
+        assert given._version == before
+    kept.backward()
+    assert weight.grad is not None
+
+
 @pytest.mark.usefixtures("planted")
 def test_nothing_is_checked_where_that_is_off() -> None:
     torch._dynamo.reset()

@@ -107,6 +107,15 @@ class State:
                 tensor.copy_(value)
         self._random.restore()
 
+    def restore_changed(self) -> None:
+        """The same, but tensors that are as they were are not touched: somebody may keep them for a backward
+        pass, or they may be expanded. Their version counters do not say it: a batch norm leaves those alone."""
+        for tensor, value in zip(self.tensors, self.values, strict=True):
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                if not bool(((tensor == value) | (tensor.isnan() & value.isnan())).all()):
+                    tensor.copy_(value)
+        self._random.restore()
+
     def is_now(self) -> bool:
         """Whether the tensors are as they were, but for roundings."""
         return all(agree(a, b) for a, b in zip(self.tensors, self.values, strict=True))

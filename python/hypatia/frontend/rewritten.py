@@ -53,7 +53,7 @@ class Rewritten:
                     found = pytree.tree_leaves(graph(*args))
                     return [t.clone() if isinstance(t, torch.Tensor) else t for t in found]
             finally:
-                state.restore()
+                state.restore_changed()
 
         def again(move: Callable[[object], object]) -> object:
             return run(self._graphs[0], [move(a) for a in inputs])
