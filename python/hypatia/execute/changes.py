@@ -109,7 +109,7 @@ class State:
 
     def restore_changed(self) -> None:
         """The same, but tensors that are as they were are not touched: somebody may keep them for a backward
-        pass, or they may be expanded. Their version counters do not say it: a batch norm leaves those alone."""
+        pass, or they may be expanded. Version counters do not say it: a batch norm leaves them alone."""
         for tensor, value in zip(self.tensors, self.values, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 if not bool(((tensor == value) | (tensor.isnan() & value.isnan())).all()):
