@@ -96,6 +96,8 @@ def verdict(line: Line, form: str) -> str:
         return f"failed: {cell['reason'][:80]}"
     if "right" not in cell:
         return f"not run: {line.get('error', '')[:80]}"
+    if cell["right"] and cell.get("kinks"):
+        return f"right but for a ReLU at zero: {cell['error']:.1e}"
     return "right" if cell["right"] else f"WRONG: {cell['error']:.1e}, eager {_eager_error(line):.1e}"
 
 

@@ -73,6 +73,23 @@ def test_inputs_that_are_not_changed_are_not_written(entry: str) -> None:
     assert weight.grad is not None
 
 
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_over_one_key_queries_and_keys_have_no_gradient(entry: str) -> None:
+    """Eager subtracts equal numbers; an optimizer that divides by its size would make steps of roundings."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 8, requires_grad=True) for n in (3, 1, 1))
+
+    class Written(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(q @ k.transpose(-2, -1) / 8**0.5, -1) @ v
+
+    found = torch.autograd.grad(ENTRIES[entry](Written())(q, k, v).square().sum(), (q, k, v))
+    assert not found[0].any()
+    assert not found[1].any()
+    assert found[2].any()
+
+
 @pytest.mark.usefixtures("planted")
 def test_nothing_is_checked_where_that_is_off() -> None:
     torch._dynamo.reset()

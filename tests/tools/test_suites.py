@@ -173,6 +173,35 @@ def test_a_wrong_result_is_told(load: Any) -> None:
     assert one._is_right(error(math.nan), error(math.nan), eager)
 
 
+def test_gradients_at_kinks_are_told_apart(load: Any, tmp_path: Path) -> None:
+    """In float32 3 * (1 / 3) is 1, so that a ReLU of the difference has no gradient; in float64 it is a
+    little more. Rounded otherwise, a form may have the one or the other."""
+    rows, one, run = (load(name) for name in ("rows", "one", "run"))
+
+    class Kink(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor([1 / 3, 2.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.w * x - torch.ones(2, dtype=x.dtype)).sum()
+
+    given = ((torch.tensor([3.0, 3.0]),), {})
+    case = rows.Case(Kink(), lambda _: given, torch.float32)
+    plan = run.Plan("kink", rows.Setting(dtype="fp32", training=True), ("eager",))
+    work = one.One(plan.job("kink", ["eager"]), tmp_path / "out")
+    exact = work.exact(case, given)
+    whole = exact[1][1].item()
+    assert exact[1].tolist() == [whole, whole]
+    assert whole > 1
+    subject = one.Subject(case, [given], [exact])
+    wrong = [{"call": 0, "result": 1, "eager_ulps": 0.0}]
+    # The second number is far from its kink: nothing moves its gradient.
+    for gradient, kinks in (([0.0, whole], wrong), ([whole, 0.0], [])):
+        found = [exact[0].float(), torch.tensor(gradient)]
+        assert work.kinks(subject, wrong, [found]) == kinks
+
+
 def test_float32_inside_a_model_is_wide_in_the_reference(load: Any) -> None:
     rows = load("rows")
     x = torch.ones(2, dtype=torch.float64)

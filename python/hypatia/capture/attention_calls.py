@@ -139,7 +139,11 @@ def _is_fused(
     causal: bool,
     is_trained: Callable[[fx.Node], bool],
 ) -> bool:
-    """Whether torch has a kernel for both passes of a call."""
+    """Whether torch has a kernel for both passes of a call, and gradients are those of products."""
+    if value_of(operands[1]).shape[-2] == 1:
+        # Of one key, queries and keys have no gradient: a difference of equal numbers, and of rounded ones in
+        # torch's kernels. An optimizer that divides by its size makes steps of that.
+        return False
     learns = any(is_trained(c.tensor) for c in written.scores.limits if c.tensor is not None)
     given = [value_of(n).detach().requires_grad_() for n in operands]
     added = None if mask is None else value_of(mask).detach()
