@@ -62,7 +62,7 @@ class Subject:
 
 
 class Moved:
-    """Makes numbers wider, and moves each of them by up to half a rounding."""
+    """Makes numbers wider, and moves each of them by some roundings, as results may be off by."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -71,7 +71,7 @@ class Moved:
         """The same each time for a seed and a tensor of this size."""
         dice = torch.Generator().manual_seed(self.seed * 1_000_003 + value.numel())
         by = torch.rand(value.shape, generator=dice, dtype=torch.float64).to(value.device) - 0.5
-        return value.double() * (1 + by * torch.finfo(value.dtype).eps)
+        return value.double() * (1 + by * ULPS * torch.finfo(value.dtype).eps)
 
 
 class One:
@@ -207,8 +207,8 @@ class One:
     def kinks(
         self, subject: Subject, wrong: list[dict[str, Any]], found: list[list[torch.Tensor]]
     ) -> list[dict[str, Any]]:
-        """Those of the wrong gradients that float64 has, too, where weights and inputs are moved by a
-        rounding: an input of a ReLU is on the other side of zero then."""
+        """Those of the wrong gradients that float64 has, too, where weights and inputs are moved by
+        roundings: an input of a ReLU is on the other side of zero then."""
         explained = []
         for call in sorted({entry["call"] for entry in wrong}):
             exact = subject.exact[call]
