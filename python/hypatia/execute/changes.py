@@ -86,6 +86,13 @@ class Counts:
         return again
 
 
+def _is_as_it_was(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor has these values; of others than plain ones that is not known."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    return bool(((tensor == value) | (tensor.isnan() & value.isnan())).all())
+
+
 class State:
     """Tensors and random numbers as they are now."""
 
@@ -112,7 +119,7 @@ class State:
         pass, or they may be expanded. Version counters do not say it: a batch norm leaves them alone."""
         for tensor, value in zip(self.tensors, self.values, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                if not bool(((tensor == value) | (tensor.isnan() & value.isnan())).all()):
+                if not _is_as_it_was(tensor, value):
                     tensor.copy_(value)
         self._random.restore()
 
