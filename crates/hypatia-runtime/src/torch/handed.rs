@@ -89,6 +89,20 @@ impl Tensor {
             .find_map(|(kind, gpu)| (device == kind).then_some(gpu))
     }
 
+    /// Whether elements lie as planned in memory that torch was given: some ops give that memory other strides, where those
+    /// of an operand suggest them and torch foretold others (`reflection_pad2d` with channels last, torch 2.11).
+    pub(super) fn lies_as(&self, wanted: &Strided<'_>) -> bool {
+        let looks = &self.shim.looks;
+        let rank = asked(looks.rank, self.handle, 0).and_then(|r| usize::try_from(r).ok());
+        let Some(first) = asked(looks.strides, self.handle, null_mut()).filter(|_| rank == Some(wanted.shape.len()))
+        else {
+            return false;
+        };
+        let mut dims = wanted.shape.iter().zip(wanted.strides).enumerate();
+        // SAFETY: a stride for each dimension, which live as long as the tensor does.
+        dims.all(|(i, (size, stride))| *size <= 1 || unsafe { *first.add(i) } == *stride as i64)
+    }
+
     /// Where it is, if it can stand for an open result.
     fn standing_for(&self, wanted: &Strided<'_>, others: &[Range<usize>]) -> Option<*mut u8> {
         let looks = &self.shim.looks;
@@ -143,7 +157,7 @@ impl Tensor {
     }
 
     /// A new tensor that lies like an open result.
-    fn empty(shim: &'static Shim, like: &Strided<'_>) -> Result<Tensor> {
+    pub(super) fn empty(shim: &'static Shim, like: &Strided<'_>) -> Result<Tensor> {
         let sizes: smallvec::SmallVec<[i64; 6]> = like.shape.iter().map(|s| *s as i64).collect();
         let strides: smallvec::SmallVec<[i64; 6]> = like.strides.iter().map(|s| *s as i64).collect();
         let (kind, index) = shim.device(like.gpu);

@@ -184,6 +184,16 @@ impl Shim {
         }
     }
 
+    /// Copies a tensor of torch's onto another one.
+    ///
+    /// # Safety
+    /// The memory of both is there.
+    pub(super) unsafe fn onto(&self, to: &Tensor, from: &Tensor) -> Result<()> {
+        // SAFETY: both are tensors; the copy checks their sizes.
+        let status = unsafe { (self.copy)(to.handle(), from.handle(), 0) };
+        self.done(status, "copying a result")
+    }
+
     /// Another handle of a tensor.
     ///
     /// # Safety
@@ -426,6 +436,16 @@ impl Call for DispatcherCall {
         let made = unsafe { self.made(reads, writes)? };
         let mut handed = vec![];
         if self.out {
+            for (write, tensor) in writes.iter().zip(made) {
+                if !tensor.lies_as(write) {
+                    let copy = Tensor::empty(self.shim, write)?;
+                    // SAFETY: by the caller; the copy is new memory.
+                    unsafe {
+                        self.shim.onto(&copy, &tensor)?;
+                        self.shim.copied(write, &copy)?;
+                    }
+                }
+            }
             return Ok(handed);
         }
         let placed = writes.iter().filter(|w| !w.is_open());
