@@ -138,7 +138,8 @@ class CudaPlanRest:
         """Runs the last steps; the other outputs, in new memory."""
 
 def weight_state(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """The state of a weight: its version counter, where it lies, and a sum over some of its elements."""
+    """The state of a weight: its version counter, where it lies, and a number of some of its elements, its
+    sizes and strides."""
 
 @final
 class Store:

@@ -13,6 +13,7 @@ from torch import nn
 
 import fresh
 import hypatia
+from hypatia import _native
 from hypatia.execute.binding import Binding, _laid
 
 
@@ -136,6 +137,16 @@ def test_a_weight_that_is_read_in_another_order_is_noticed(compiled: Callable[..
         torch.testing.assert_close(run(x), model(x))
         model.weight.data = model.weight.data.t()
         torch.testing.assert_close(run(x), model(x))
+
+
+def test_what_was_folded_is_not_used_for_other_strides() -> None:
+    """torch.compile notices other strides itself since torch 2.12."""
+    weight = torch.zeros(16, 16)
+    weight[0, 3] = 1
+    before = _native.weight_state(weight)
+    assert _native.weight_state(weight) == before
+    weight.data = weight.data.t()
+    assert _native.weight_state(weight) != before
 
 
 def test_weights_that_changed_are_not_shared_with_a_plan_at_another_size() -> None:

@@ -121,9 +121,11 @@ pub struct Look {
 }
 
 impl Look {
-    /// The address and the sum.
+    /// The address, and one number of the sum, sizes and strides.
     pub fn numbers(&self) -> (usize, u64) {
-        (self.data, self.sum)
+        let mixed = |sum: u64, number: i64| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number as u64);
+        let dimensions = self.dimensions.iter().flat_map(|(size, stride)| [*size, *stride]);
+        (self.data, dimensions.fold(self.sum, mixed))
     }
 }
 

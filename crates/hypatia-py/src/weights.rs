@@ -46,7 +46,7 @@ pub fn all_hold(watched: &[Watched], py: Python<'_>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// The state of a weight: its version counter, where it lies, and a sum over some of its elements.
+/// The state of a weight: its version counter, where it lies, and a number of some of its elements, its sizes and strides.
 #[pyfunction]
 pub fn weight_state(tensor: &Bound<'_, PyAny>) -> PyResult<(i64, usize, u64)> {
     caught(|| {
