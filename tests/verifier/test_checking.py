@@ -202,6 +202,23 @@ def test_a_gradient_at_a_tie_is_eagers() -> None:
     assert not _gradient_judged(lambda x: ((x * 3 - 3 * x).relu() + x,), lambda x: (4 * x,), x)
 
 
+def test_a_gradient_in_float64_may_differ_as_far_as_roundings_move_it() -> None:
+    """Nothing is wider than float64. What roundings do not move is wrong from 64 roundings on."""
+    x = torch.linspace(1.1, 1.9, 64, dtype=torch.float64).requires_grad_()
+
+    def waves(*factors: float, scale: float = 1.0) -> Any:
+        def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+            for factor in factors:
+                x = x * factor
+            return (torch.sin(x) * scale,)
+
+        return function
+
+    assert _gradient_judged(waves(2e4), waves(1e2, 2e2), x)
+    assert not _gradient_judged(waves(2e4), waves(2e4, scale=1 + 1e-9), x)
+    assert not _gradient_judged(waves(3.0), waves(3.0, scale=1 + 1e-13), x)
+
+
 class Cancelling(nn.Module):
     """Eager loses most digits of a product: whatever rounds otherwise is far from it, and as good."""
 
