@@ -250,6 +250,30 @@ def test_a_result_of_another_shape_than_torch_foretold() -> None:
         step([x])
 
 
+def test_forms_are_not_compared_where_a_result_has_another_shape(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Known before that: the model trains as it is, and nothing is warned of."""
+    monkeypatch.setattr(type(table.of(torch.device("cpu"))), "records", True)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(2, 4)
+    before = train_dynamo.Step.__init__
+
+    def foretold_otherwise(self: train_dynamo.Step, *args: object) -> None:
+        before(self, *args)
+        self._tangents = [torch.empty(1, 2, 3)]
+
+    monkeypatch.setattr(train_dynamo.Step, "__init__", foretold_otherwise)
+    monkeypatch.setattr(train_dynamo.Step, "ready", True)
+    monkeypatch.setattr(pipeline, "raise_errors", False)
+    call = hypatia.compile(model)
+    for _ in range(3):
+        result = call(x)
+        result.sum().backward()
+        torch.testing.assert_close(result, model(x))
+    assert call._last_training.step is None
+    assert "cannot be compared" not in caplog.text
+
+
 class Tied(nn.Module):
     """The weight of an embedding is that of the last layer, too."""
 

@@ -105,6 +105,10 @@ _apply = super(torch.autograd.Function, _Function).apply
 """Without what PyTorch does for its function transforms, which are not active here."""
 
 
+class UnforetoldError(RuntimeError):
+    """A result has another shape than torch foretold: the backward pass was captured for that one."""
+
+
 class Step:
     """A model's training step: called with its inputs, it returns results that know their gradients."""
 
@@ -167,7 +171,7 @@ class Step:
         """Compares shapes with those that torch foretold, by which the backward pass was captured."""
         for i, tangent in zip(self.wanted, self._tangents, strict=True):
             if results[i].shape != tangent.shape:
-                raise RuntimeError(f"a result has the shape {results[i].shape}, not {tangent.shape}")
+                raise UnforetoldError(f"a result has the shape {results[i].shape}, not {tangent.shape}")
         self._is_new = False
 
     def _primals(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -225,6 +229,10 @@ class Step:
         before = self.state(on_device)
         try:
             return self._recorded_forms(forward, backward, inputs, before)
+        except UnforetoldError:
+            # No form of it can run.
+            before.restore()
+            raise
         except RuntimeError:
             if pipeline.raise_errors:
                 raise
@@ -241,6 +249,7 @@ class Step:
         first, last = native_form(forward), native_form(backward)
         with torch.no_grad():
             results = self.passes.forward(list(primals))[0]
+            self._check(results)
 
             def add(name: str, make: Callable[[], Passes | None]) -> None:
                 # Of a cache that a pass fills, the next place may be past the end.
