@@ -20,6 +20,7 @@ from ..capture.op_facts import changed_inputs, changes, changes_inputs, draws, i
 from ..capture.records import module_of, value_of
 from ..execute.changes import RandomState
 from ..timeline import EAGER, WIDE, stage
+from .dice import Dice
 from .judge import eps_of, is_float
 from .wide_weights import WEIGHT_PLACES, can_stay, widened_call
 
@@ -126,7 +127,7 @@ class Stream:
         self.env: dict[fx.Node, Any] = dict(inputs)
         self.narrow = {n for n in inputs if wide}
         """Values in their own precision, which are widened when they are read."""
-        self.dice = torch.Generator().manual_seed(seed)
+        self._dice = Dice(seed)
         for node in script.changed:
             self.env[node] = pytree.tree_map(cloned, self._read(node))
 
@@ -227,9 +228,9 @@ class Stream:
             or not value.is_floating_point()
         ):
             return value
-        negative = torch.full(value.shape, self.signs == 0)
+        negative = torch.full_like(value, self.signs == 0, dtype=torch.bool)
         if self.signs is not None and self.signs > 1:
-            negative = torch.rand(value.shape, generator=self.dice) < 0.5
+            negative = self._dice.like(value) < 0.5
         signs = torch.where(negative, -1.0, 1.0).to(value)
         return torch.where(value == 0, value.copysign(signs), value)
 
@@ -246,8 +247,7 @@ class Stream:
 
     def _shares(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """By what share numbers are moved: at most by so many roundings."""
-        share = torch.rand(value.shape, generator=self.dice).sub_(0.5)
-        return share.mul_(2 * self.roundings * torch.finfo(dtype).eps).to(value)
+        return self._dice.like(value).sub_(0.5).mul_(2 * self.roundings * torch.finfo(dtype).eps)
 
     def _run_inside(self, script: Script, args: tuple[object, ...]) -> object:
         """A graph that is called as one."""
