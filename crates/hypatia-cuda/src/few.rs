@@ -7,17 +7,18 @@ use std::collections::BTreeMap;
 
 use hypatia_core::ty::DType;
 use hypatia_runtime::kernels::product::Activation;
-use hypatia_runtime::tuning::Entry;
+use hypatia_runtime::tuning::{Database, Entry, Key};
 
 use crate::driver::{Device, Function, Stream};
 use crate::gemm::{Epilogue, Launch, Operands, Problem, Scratch, Verdict, compare, scratch_bytes};
 use crate::setting::{Setting, key_of};
-use crate::{Error, Result, kernel, nvrtc};
+use crate::{Error, Result, kernel};
 
 const SOURCE: &str = include_str!("few.cu");
 
 /// What the kernel is called in its source.
-const NAME: &str = "few";
+/// What the kernel is called in its source.
+pub(crate) const NAME: &str = "few";
 
 /// Of the kernel; measurements of others do not count.
 const VERSION: u32 = 5;
@@ -145,8 +146,7 @@ impl Few {
         if !Few::serves(problem) || number(after.activation).is_none() {
             return Ok(None);
         }
-        let op = if early { "few rows, early" } else { "few rows" };
-        let key = key_of(device, problem, op, Some(VERSION))?;
+        let key = Few::key(device, problem, early)?;
         let known = setting.database.known_or(key, || {
             // SAFETY: promised by the caller.
             let times = unsafe { measured(device, problem, early, setting)? };
@@ -163,6 +163,24 @@ impl Few {
             microseconds,
             ..few
         }))
+    }
+
+    fn key(device: &Device, problem: &Problem, early: bool) -> Result<Key> {
+        let op = if early { "few rows, early" } else { "few rows" };
+        key_of(device, problem, op, Some(VERSION))
+    }
+
+    /// Sources of the kernels that [`Few::new`] will ask for.
+    pub(crate) fn sources(device: &Device, problem: &Problem, early: bool, database: &Database) -> Vec<String> {
+        if !Few::serves(problem) {
+            return vec![];
+        }
+        let known = Few::key(device, problem, early).ok().and_then(|key| database.get(&key));
+        let shapes = match known.and_then(|entry| best(&entry.times)) {
+            Some((shape, _)) => vec![shape],
+            None => Shape::candidates(problem).to_vec(),
+        };
+        shapes.into_iter().map(|shape| shape.source(problem)).collect()
     }
 
     fn of(device: &'static Device, problem: &Problem, early: bool, shape: Shape) -> Result<Few> {
@@ -277,8 +295,6 @@ unsafe fn measured(
     setting: &mut Setting<'_>,
 ) -> Result<BTreeMap<String, f64>> {
     let shapes = Shape::candidates(problem);
-    let sources: Vec<String> = shapes.iter().map(|s| s.source(problem)).collect();
-    nvrtc::compile_ahead(sources.iter().map(|s| (NAME, s.as_str())), device.arch())?;
     let made: Vec<(Shape, Few)> = shapes
         .iter()
         .filter_map(|shape| Some((*shape, Few::of(device, problem, early, *shape).ok()?)))
@@ -310,7 +326,7 @@ unsafe fn measured(
 mod tests {
     use super::*;
     use crate::loading::testing::has;
-    use crate::nvrtc::Arch;
+    use crate::nvrtc::{self, Arch};
 
     #[test]
     fn it_is_for_few_rows_of_16_bits() {

@@ -10,7 +10,7 @@ mod pieces;
 mod tiles;
 mod trials;
 
-pub use choice::choose;
+pub use choice::{choose, sources};
 use hypatia_core::ty::DType;
 
 use crate::Result;

@@ -12,6 +12,7 @@ mod tune;
 mod tests;
 
 pub use problem::{Epilogue, Factor, Problem, Slab};
+pub(crate) use reference::CHECK;
 pub use tune::{Budget, Launch, Scratch, Trial, Tuned, Tuning, Verdict, compare, scratch_bytes, tune};
 
 use std::sync::{Mutex, PoisonError};

@@ -14,6 +14,9 @@ use crate::{Error, Result, kernel};
 
 const SOURCE: &str = include_str!("interleaved.cu");
 
+/// The kernels of ours: the name and source of their module.
+pub(crate) const MODULE: (&str, &str) = ("interleaved", SOURCE);
+
 /// Products below this many multiplications are not worth several launches.
 const WORTH: usize = 1 << 27;
 
@@ -72,7 +75,7 @@ pub(crate) struct Interleaved {
 
 impl Interleaved {
     /// True if it is worth trying.
-    fn serves(problem: &Problem) -> bool {
+    pub(crate) fn serves(problem: &Problem) -> bool {
         let aligned = |ld: usize| ld.is_multiple_of(UNIT);
         matches!(problem.input, DType::BF16 | DType::F16)
             && problem.output == problem.input
@@ -98,7 +101,7 @@ impl Interleaved {
         let Some(rows) = Rows::of(whole.n).filter(|r| Interleaved::serves(whole) && whole.m >= UNIT * r.period) else {
             return Ok(None);
         };
-        let module = kernel::module(device, "interleaved", SOURCE)?;
+        let module = kernel::module(device, MODULE.0, MODULE.1)?;
         // The kernels of ours: launches of a graph, and reading the left factor at a quarter of what memory gives.
         let mut microseconds = 6.0 + (2 * whole.m * whole.k) as f64 / 1e6;
         let mut products = vec![];

@@ -102,10 +102,20 @@ pub(super) fn function(device: &'static Device, name: &str, source: &str) -> Res
     Ok(module(device, name, source)?.function(name)?.of_source(source))
 }
 
+/// Modules by device and source.
+type Modules = HashMap<(u32, String), Arc<Module>>;
+
+static MODULES: Mutex<Option<Modules>> = Mutex::new(None);
+
+/// Whether a source needs no compiler any more in this process.
+pub(super) fn is_loaded(device: &'static Device, source: &str) -> bool {
+    let modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (device.ordinal(), planted(source).into_owned());
+    modules.as_ref().is_some_and(|m| m.contains_key(&key))
+}
+
 /// The module of a source on a device, kept for the life of the process.
 pub(super) fn module(device: &'static Device, name: &str, source: &str) -> Result<Arc<Module>> {
-    type Modules = HashMap<(u32, String), Arc<Module>>;
-    static MODULES: Mutex<Option<Modules>> = Mutex::new(None);
     if device.arch() < Arch::OLDEST {
         let message = format!(
             "{} is {}, and kernels are for {} and newer",

@@ -3,7 +3,7 @@
 //! What was compiled is handed to a [`KernelCache`] and asked of it the next time. Whatever a cache returns that is no machine
 //! code counts as absent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_int};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,6 +48,9 @@ pub trait KernelCache: Send + Sync {
 
 static CACHE: Mutex<Option<Arc<dyn KernelCache>>> = Mutex::new(None);
 
+/// What was compiled ahead while there is no cache, until it is asked for.
+static AHEAD: Mutex<Option<HashMap<String, Vec<u8>>>> = Mutex::new(None);
+
 /// Keeps compiled kernels there from now on.
 pub fn keep_in(cache: Arc<dyn KernelCache>) {
     *CACHE.lock().unwrap_or_else(PoisonError::into_inner) = Some(cache);
@@ -77,6 +80,9 @@ pub fn machine_code(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     if let Some(code) = cache.as_ref().and_then(|s| kept(s.as_ref(), &key)) {
         return Ok(code);
     }
+    if let Some(code) = ahead(|codes| codes.remove(&key)) {
+        return Ok(code);
+    }
     let code = compile(name, source, arch)?;
     if let Some(cache) = cache {
         cache.put(&key, &code);
@@ -84,16 +90,27 @@ pub fn machine_code(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     Ok(code)
 }
 
-/// Compiles sources, each with its name, at once, for [`machine_code`] to find in the cache: one after the other they
-/// would make a user wait. What is wrong with one is said when it is asked for.
+fn ahead<T>(then: impl FnOnce(&mut HashMap<String, Vec<u8>>) -> T) -> T {
+    then(
+        AHEAD
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_default(),
+    )
+}
+
+/// Compiles sources, each with its name, at once, for [`machine_code`] to find: one after the other they would make a
+/// user wait. What is wrong with one is said when it is asked for.
 pub fn compile_ahead<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str)>, arch: Arch) -> Result<()> {
-    let Some(cache) = cache() else {
-        return Ok(());
-    };
+    let cache = cache();
     let mut missing = BTreeMap::new();
     for (name, source) in sources {
         let key = key(name, source, arch)?;
-        if !missing.contains_key(&key) && kept(cache.as_ref(), &key).is_none() {
+        let is_there = || match &cache {
+            Some(cache) => kept(cache.as_ref(), &key).is_some(),
+            None => ahead(|codes| codes.contains_key(&key)),
+        };
+        if !missing.contains_key(&key) && !is_there() {
             missing.insert(key, (name, source));
         }
     }
@@ -114,8 +131,10 @@ pub fn compile_ahead<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str)>, 
         threads.into_iter().filter_map(|t| t.join().ok()).flatten().collect()
     });
     for (key, code) in codes {
-        if let Ok(code) = code {
-            cache.put(key, &code);
+        match (code, &cache) {
+            (Ok(code), Some(cache)) => cache.put(key, &code),
+            (Ok(code), None) => _ = ahead(|codes| codes.insert(key.clone(), code)),
+            (Err(_), _) => {}
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Plans on a GPU: products by cuBLASLt, generated kernels, calls into torch; recorded as graphs.
 
+mod ahead;
 mod apart;
 mod batch;
 mod calls;
@@ -21,7 +22,6 @@ use crate::codegen::{self, ALIGNMENT};
 use crate::driver::{Device, Stream};
 use crate::gemm::Operands;
 use crate::kernel::Loaded;
-use crate::nvrtc;
 pub use crate::setting::Setting;
 use crate::{Error, Result};
 use batch::Batch;
@@ -110,8 +110,7 @@ impl Bound {
         let mut workspace = 0;
         let texts = plan.steps.iter().map(|s| codegen::kernels(device, &plan, s));
         let texts = texts.collect::<Result<Vec<_>>>()?;
-        let sources = texts.iter().flatten().map(|k| (k.name.as_str(), k.source.as_str()));
-        nvrtc::compile_ahead(sources, device.arch())?;
+        ahead::compile(device, &plan, &texts, &setting)?;
         for (step, texts) in plan.steps.iter().zip(texts) {
             let early = steps.last().is_some_and(Ready::ends_with_kernel);
             steps.push(match step {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hypatia_runtime::tuning::Entry;
+use hypatia_runtime::tuning::{Entry, Key};
 
 use super::pieces::{self, Pieces};
 use super::tiles::{self, Shape, TOPS, Tiles};
@@ -10,7 +10,6 @@ use super::trials::{self, Trials, counts};
 use super::{Linear, Product, Way};
 use crate::driver::Device;
 use crate::gemm::{Gemm, Problem};
-use crate::nvrtc;
 use crate::setting::{Setting, key_of, tuned};
 use crate::{Error, Result};
 
@@ -34,7 +33,7 @@ pub unsafe fn choose(
         // SAFETY: promised by the caller.
         return Ok(unsafe { tuned(device, problem, setting)?.0 }.into());
     };
-    let key = key_of(device, &problem, "linear fp32", Some(VERSION))?;
+    let key = key(device, &problem)?;
     let known = setting.database.known_or(key, || {
         // SAFETY: promised by the caller.
         let times = unsafe { measured(device, &problem, linear, setting)? };
@@ -53,6 +52,45 @@ pub unsafe fn choose(
     }
     // SAFETY: promised by the caller.
     Ok(unsafe { tuned(device, problem, setting)?.0 }.into())
+}
+
+fn key(device: &Device, problem: &Problem) -> Result<Key> {
+    key_of(device, problem, "linear fp32", Some(VERSION))
+}
+
+/// Names and sources of the kernels that [`choose`] will ask for.
+pub fn sources(device: &Device, problem: &Problem, setting: &Setting<'_>) -> Vec<(&'static str, String)> {
+    let Some(linear) = Linear::of(problem).filter(|_| setting.split) else {
+        return vec![];
+    };
+    let known = key(device, problem).ok().and_then(|key| setting.database.get(&key));
+    let shapes = match &known {
+        // That of the fastest: what is not for a weight is rare.
+        Some(entry) => ranked(&entry.times)
+            .first()
+            .and_then(|name| Shape::named(name))
+            .into_iter()
+            .collect(),
+        None => shapes(device, &linear),
+    };
+    let judges = known.is_none() || shapes.iter().any(|s| s.is_top());
+    let pieces = (judges && !shapes.is_empty()).then(|| (pieces::NAME, pieces::SOURCE.to_owned()));
+    shapes
+        .into_iter()
+        .map(|s| (tiles::NAME, s.source()))
+        .chain(pieces)
+        .collect()
+}
+
+/// Kernels of ours that are worth measuring.
+fn shapes(device: &Device, linear: &Linear) -> Vec<Shape> {
+    let tiles = if Tiles::serve(linear) {
+        Shape::candidates(device, linear)
+    } else {
+        vec![]
+    };
+    let tops = Pieces::serve(linear).then_some(TOPS).into_iter().flatten();
+    tiles.into_iter().chain(tops).collect()
 }
 
 /// Names by time.
@@ -157,15 +195,7 @@ unsafe fn measured(
                 Err(e) => tracing::debug!("{problem}: not by {name}: {e}"),
             }
         };
-        let candidates = if Tiles::serve(&linear) {
-            Shape::candidates(device, &linear)
-        } else {
-            vec![]
-        };
-        let tops = by_pieces.then_some(TOPS).into_iter().flatten();
-        let sources: Vec<String> = candidates.iter().copied().chain(tops).map(Shape::source).collect();
-        nvrtc::compile_ahead(sources.iter().map(|s| (tiles::NAME, s.as_str())), device.arch())?;
-        for shape in candidates {
+        for shape in shapes(device, &linear).into_iter().filter(|s| !s.is_top()) {
             let tiles = Tiles::new(device, linear, shape);
             attempt(shape.name(), tiles.map(|t| Product(Way::Tiles(Box::new(t)))));
         }

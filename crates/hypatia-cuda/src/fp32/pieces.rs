@@ -13,6 +13,8 @@ use crate::driver::{Device, Function, Stream};
 use crate::gemm::{Gemm, Problem};
 use crate::{Error, Result, kernel};
 
+/// What the module is called.
+pub(super) const NAME: &str = "pieces";
 pub(super) const SOURCE: &str = include_str!("pieces.cu");
 
 /// Products below this many multiplications are not worth several launches.
@@ -88,7 +90,7 @@ impl Pieces {
             residual_row: linear.n,
             ..linear
         };
-        let module = kernel::module(device, "pieces", SOURCE)?;
+        let module = kernel::module(device, NAME, SOURCE)?;
         let workspace = parts.iter().map(|(_, gemm)| gemm.workspace()).max().unwrap_or(0);
         Ok(Pieces {
             linear,

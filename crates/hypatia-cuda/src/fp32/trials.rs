@@ -50,7 +50,7 @@ impl Trials {
     /// # Safety
     /// There are [`bytes`] of memory of the device, which nobody else uses.
     pub(super) unsafe fn new(stream: Stream, linear: Linear, memory: u64) -> Result<Trials> {
-        let module = kernel::module(stream.device(), "pieces", pieces::SOURCE)?;
+        let module = kernel::module(stream.device(), pieces::NAME, pieces::SOURCE)?;
         let (draw, judge) = (module.function("draw")?, module.function("judge")?);
         let mut next = memory.next_multiple_of(256);
         let all = sizes(&linear);

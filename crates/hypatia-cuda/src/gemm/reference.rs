@@ -9,6 +9,9 @@ use crate::{Error, Result, kernel};
 
 const SOURCE: &str = include_str!("check.cu");
 
+/// The module that judges algorithms: its name and source.
+pub(crate) const CHECK: (&str, &str) = ("gemm_check", SOURCE);
+
 /// Where everything lies in the memory given for tuning.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
@@ -98,7 +101,7 @@ pub(super) struct Reference<'a> {
 impl<'a> Reference<'a> {
     pub(super) fn new(problem: &'a Problem, stream: Stream, places: Places) -> Result<Reference<'a>> {
         let device: &'static Device = stream.device();
-        let module = kernel::module(device, "gemm_check", SOURCE)?;
+        let module = kernel::module(device, CHECK.0, CHECK.1)?;
         Ok(Reference {
             problem,
             stream,

@@ -10,10 +10,10 @@ use super::cut::Cut;
 use super::{LinearStep, Setting};
 use crate::codegen::{self, Columns, alignment};
 use crate::driver::{Device, Stream};
-use crate::few::{After, Few};
+use crate::few::{self, After, Few};
 use crate::fp32;
 use crate::gemm::{Epilogue, Gemm, Operands, Problem};
-use crate::interleaved::Interleaved;
+use crate::interleaved::{self, Interleaved};
 use crate::kernel::Loaded;
 use crate::setting::tuned;
 use crate::{Error, Result};
@@ -125,6 +125,30 @@ impl Product {
             (_, Ok(((how, _), sums))) => Ok(Product { how, sums: Some(sums) }),
             (Err(error), Err(_)) => Err(error),
         }
+    }
+
+    /// Names and sources of kernels that [`Product::new`] may ask for. What asks for more is compiled then.
+    pub(super) fn sources(
+        device: &'static Device,
+        plan: &Plan,
+        l: &LinearStep,
+        setting: &Setting<'_>,
+    ) -> Vec<(&'static str, String)> {
+        let mut found = vec![];
+        if l.gradient.sums.is_some() {
+            return found;
+        }
+        if let Some((bare, _)) = few_rows(plan, l, setting.tf32) {
+            let both = [false, true].map(|early| Few::sources(device, &bare, early, setting.database));
+            found.extend(both.into_iter().flatten().map(|s| (few::NAME, s)));
+        }
+        if let Ok(problem) = problem(plan, l, setting.tf32) {
+            found.extend(fp32::sources(device, &problem, setting));
+            if Interleaved::serves(&problem) {
+                found.push((interleaved::MODULE.0, interleaved::MODULE.1.to_owned()));
+            }
+        }
+        found
     }
 
     /// How it is computed.
