@@ -97,3 +97,18 @@ def check_a_fault_in_products_of_few_rows() -> str:
         _assert_right(compiled(x), model, x)
     assert "few" not in _kinds(compiled)
     return ", ".join(_kinds(compiled))
+
+
+def check_a_fault_in_copies_of_padded_rows() -> str:
+    """The same, of what copies aligned rows to where they belong."""
+    torch.manual_seed(0)
+    model = nn.Linear(768, 30523, bias=False).cuda().to(BF16)
+    x = torch.randn(512, 768, device="cuda", dtype=BF16)
+    found = []
+    for old, new in (("words[i + skipped],", "words[i],"), ("*to = low;", "*to = units[1];")):
+        with torch.no_grad(), wrong_cuda_text(old, new):
+            compiled = _compiled(model, x, verify="off")
+            _assert_right(compiled(x), model, x)
+        assert "padded" not in _kinds(compiled)
+        found += _kinds(compiled)
+    return ", ".join(found)

@@ -171,7 +171,7 @@ def check_residuals() -> str:
 def check_odd_columns() -> str:
     """Rows that are no multiple of 16 bytes, of sequences, with a bias and without; parts have fewer rows."""
     kinds: collections.Counter[str] = collections.Counter()
-    columns, rows = (1030, 2047, 4099, 30522), ((2, 256), (3, 171), (512,))
+    columns, rows = (1030, 2047, 4099, 30522, 30527), ((2, 256), (3, 171), (512,))
     for dtype, n, shape, bias in itertools.product(
         (torch.bfloat16, torch.float16), columns, rows, (True, False)
     ):

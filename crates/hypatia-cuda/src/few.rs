@@ -10,13 +10,12 @@ use hypatia_runtime::kernels::product::Activation;
 use hypatia_runtime::tuning::{Database, Entry, Key};
 
 use crate::driver::{Device, Function, Stream};
-use crate::gemm::{Epilogue, Launch, Operands, Problem, Scratch, Verdict, compare, scratch_bytes};
-use crate::setting::{Setting, key_of};
+use crate::gemm::{Epilogue, Launch, Operands, Problem};
+use crate::setting::{Setting, key_of, times};
 use crate::{Error, Result, kernel};
 
 const SOURCE: &str = include_str!("few.cu");
 
-/// What the kernel is called in its source.
 /// What the kernel is called in its source.
 pub(crate) const NAME: &str = "few";
 
@@ -299,27 +298,9 @@ unsafe fn measured(
         .iter()
         .filter_map(|shape| Some((*shape, Few::of(device, problem, early, *shape).ok()?)))
         .collect();
-    let bytes = scratch_bytes(problem, &setting.budget);
-    let scratch = Scratch {
-        address: (setting.memory)(bytes)?,
-        bytes,
-    };
-    let ways: Vec<&dyn Launch> = made.iter().map(|(_, few)| few as &dyn Launch).collect();
+    let ways: Vec<(String, &dyn Launch)> = made.iter().map(|(s, few)| (s.name(), few as &dyn Launch)).collect();
     // SAFETY: promised by the caller.
-    let verdicts = unsafe { compare(problem, setting.stream, scratch, &setting.budget, &ways)? };
-    let mut times = BTreeMap::new();
-    for ((shape, _), verdict) in made.iter().zip(verdicts) {
-        match verdict {
-            Verdict::Right(took) => {
-                times.insert(shape.name(), took);
-            }
-            other => tracing::info!(
-                "{problem}: the kernel for few rows, {}: {other:?}; it is not used",
-                shape.name()
-            ),
-        }
-    }
-    Ok(times)
+    unsafe { times(problem, &ways, 0, setting) }
 }
 
 #[cfg(test)]

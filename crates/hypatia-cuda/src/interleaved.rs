@@ -21,26 +21,31 @@ pub(crate) const MODULE: (&str, &str) = ("interleaved", SOURCE);
 const WORTH: usize = 1 << 27;
 
 /// Numbers of 16 bits in 16 bytes.
-const UNIT: usize = 8;
+pub(crate) const UNIT: usize = 8;
 
 /// Where the workspace of the library and every copy of a bias start.
-const ALIGNMENT: usize = 256;
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// How the rows of a product are taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rows {
+pub(crate) struct Rows {
     /// From one row to the next that starts alike.
-    period: usize,
-    /// Columns that the library writes in each row.
-    written: usize,
+    pub(crate) period: usize,
+    /// Columns from the first that is aligned on, as many in each row: the library has them.
+    pub(crate) written: usize,
 }
 
 impl Rows {
     /// None if all rows start alike, or there are too few columns.
     fn of(n: usize) -> Option<Rows> {
+        Rows::within(n, n)
+    }
+
+    /// The same where the library has only the first of `n` columns.
+    pub(crate) fn within(n: usize, columns: usize) -> Option<Rows> {
         let period = UNIT >> n.trailing_zeros().min(UNIT.trailing_zeros());
         let most = (0..period).map(|row| first(row, n)).max()?;
-        let written = n.checked_sub(most)? / UNIT * UNIT;
+        let written = columns.checked_sub(most)? / UNIT * UNIT;
         (period > 1 && written > 0).then_some(Rows { period, written })
     }
 

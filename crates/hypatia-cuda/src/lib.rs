@@ -29,6 +29,7 @@ mod interleaved;
 pub mod kernel;
 pub mod loading;
 pub mod nvrtc;
+mod padded;
 pub mod plan;
 pub mod replay;
 pub mod setting;

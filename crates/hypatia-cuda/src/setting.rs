@@ -1,11 +1,13 @@
 //! What choosing kernels depends on, and products by the algorithm that was chosen.
 
+use std::collections::BTreeMap;
+
 use hypatia_runtime::kernels::call::Call;
 use hypatia_runtime::tuning::{Database, Entry, Key};
 
 use crate::Result;
 use crate::driver::{Device, Stream};
-use crate::gemm::{Budget, Gemm, Problem, Scratch, Tuned, record_key, scratch_bytes, tune};
+use crate::gemm::{Budget, Gemm, Launch, Problem, Scratch, Tuned, Verdict, compare, record_key, scratch_bytes, tune};
 
 /// Gives memory that lives as long as the plan for the pieces of a weight, by the weight's address and in bytes; and
 /// whether they are there already.
@@ -74,4 +76,38 @@ pub(crate) unsafe fn tuned(
     let chosen = format!("{:x?}", found.best.algorithm);
     setting.database.put(key, Entry { chosen, times, data });
     Ok((Gemm::new(device, problem, &found.best)?, found.best.microseconds))
+}
+
+/// Microseconds of ways of ours whose results are right, by name. They may work with so many bytes.
+///
+/// # Safety
+/// The setting's memory is the device's.
+pub(crate) unsafe fn times(
+    problem: &Problem,
+    ways: &[(String, &dyn Launch)],
+    workspace: usize,
+    setting: &mut Setting<'_>,
+) -> Result<BTreeMap<String, f64>> {
+    let budget = Budget {
+        workspace: workspace.max(setting.budget.workspace),
+        ..setting.budget
+    };
+    let bytes = scratch_bytes(problem, &budget);
+    let scratch = Scratch {
+        address: (setting.memory)(bytes)?,
+        bytes,
+    };
+    let all: Vec<&dyn Launch> = ways.iter().map(|(_, way)| *way).collect();
+    // SAFETY: promised by the caller.
+    let verdicts = unsafe { compare(problem, setting.stream, scratch, &budget, &all)? };
+    let mut times = BTreeMap::new();
+    for ((name, _), verdict) in ways.iter().zip(verdicts) {
+        match verdict {
+            Verdict::Right(took) => {
+                times.insert(name.clone(), took);
+            }
+            other => tracing::info!("{problem}: a kernel of ours, {name}: {other:?}; it is not used"),
+        }
+    }
+    Ok(times)
 }

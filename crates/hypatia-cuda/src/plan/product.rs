@@ -15,6 +15,7 @@ use crate::fp32;
 use crate::gemm::{Epilogue, Gemm, Operands, Problem};
 use crate::interleaved::{self, Interleaved};
 use crate::kernel::Loaded;
+use crate::padded::Padded;
 use crate::setting::tuned;
 use crate::{Error, Result};
 
@@ -34,6 +35,8 @@ enum How {
     Interleaved(Box<Interleaved>),
     /// What a kernel of ours does faster for few rows.
     Few(Box<Few>),
+    /// What cuBLASLt does faster into memory in which rows are aligned.
+    Padded(Box<Padded>),
     /// What it does faster without the last columns of its left factor.
     Cut(Box<Cut>),
     /// What cuBLASLt does not do as one.
@@ -62,32 +65,9 @@ impl Product {
         if l.gradient.sums.is_none() {
             let weight = plan.constants.iter().position(|c| *c == l.w).map(|i| constants[i]);
             let problem = problem(plan, l, setting.tf32);
-            if let Ok(problem) = &problem
-                // SAFETY: promised by the caller.
-                && let Some(interleaved) = unsafe { faster(device, problem, setting) }
-            {
-                return Ok(Product {
-                    how: How::Interleaved(Box::new(interleaved)),
-                    sums: None,
-                });
-            }
-            if let Some((bare, after)) = few_rows(plan, l, setting.tf32)
-                // SAFETY: promised by the caller.
-                && let Some(few) = unsafe { faster_few(device, &bare, after, early && weight.is_some(), setting) }
-            {
-                return Ok(Product {
-                    how: How::Few(Box::new(few)),
-                    sums: None,
-                });
-            }
-            if let Ok(problem) = &problem
-                // SAFETY: promised by the caller.
-                && let Some(cut) = unsafe { faster_cut(device, problem, setting) }
-            {
-                return Ok(Product {
-                    how: How::Cut(Box::new(cut)),
-                    sums: None,
-                });
+            // SAFETY: promised by the caller.
+            if let Some(how) = unsafe { fastest(device, plan, l, &problem, early && weight.is_some(), setting) } {
+                return Ok(Product { how, sums: None });
             }
             // SAFETY: promised by the caller.
             let whole = problem.and_then(|problem| unsafe { fp32::choose(device, problem, weight, setting) });
@@ -157,6 +137,7 @@ impl Product {
             How::Whole(product) => product.kind(),
             How::Interleaved(_) => "interleaved",
             How::Few(_) => "few",
+            How::Padded(_) => "padded",
             How::Cut(_) => "cut",
             How::Apart(apart) => apart.kind(),
         }
@@ -177,6 +158,7 @@ impl Product {
             How::Whole(product) => product.workspace(),
             How::Interleaved(product) => product.workspace(),
             How::Few(_) => 0,
+            How::Padded(product) => product.workspace(),
             How::Cut(product) => product.workspace(),
             How::Apart(apart) => apart.workspace(),
         };
@@ -196,6 +178,7 @@ impl Product {
                 How::Whole(product) => product.launch(stream, &Operands { bias, ..operands })?,
                 How::Interleaved(product) => product.launch(stream, &operands)?,
                 How::Few(product) => product.launch(stream, &operands)?,
+                How::Padded(product) => product.launch(stream, &operands)?,
                 How::Cut(product) => product.launch(stream, &operands)?,
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
@@ -207,39 +190,48 @@ impl Product {
     }
 }
 
-/// A product by interleaved rows, where that is faster than as a whole.
+/// The fastest of the ways that are not the library's product as a whole, if one is faster than that.
 ///
 /// # Safety
 /// The setting's memory is the device's.
-unsafe fn faster(device: &'static Device, problem: &Problem, setting: &mut Setting<'_>) -> Option<Interleaved> {
-    // SAFETY: promised by the caller.
-    let found = unsafe { Interleaved::new(device, problem, setting) };
-    let took = Interleaved::microseconds;
-    // SAFETY: promised by the caller.
-    unsafe { if_faster(device, problem, setting, found, "by interleaved rows", took) }
-}
-
-/// A product by the kernel for few rows, where that is faster than the library's.
-///
-/// # Safety
-/// The setting's memory is the device's.
-unsafe fn faster_few(
+unsafe fn fastest(
     device: &'static Device,
-    problem: &Problem,
-    after: After,
+    plan: &Plan,
+    l: &LinearStep,
+    problem: &Result<Problem>,
     early: bool,
     setting: &mut Setting<'_>,
-) -> Option<Few> {
-    // SAFETY: promised by the caller.
-    let found = unsafe { Few::new(device, problem, after, early, setting) };
-    // The library leaves what it does not do to another kernel.
-    let spared = if after == After::default() { 0.0 } else { LAUNCH };
-    // SAFETY: promised by the caller.
-    unsafe {
-        if_faster(device, problem, setting, found, "by the kernel for few rows", |few| {
-            few.microseconds() - spared
-        })
+) -> Option<How> {
+    let mut found: Vec<(f64, How)> = vec![];
+    if let Some((bare, after)) = few_rows(plan, l, setting.tf32) {
+        // The library leaves what it does not do to another kernel.
+        let spared = if after == After::default() { 0.0 } else { LAUNCH };
+        // SAFETY: promised by the caller.
+        let few = unsafe {
+            let few = Few::new(device, &bare, after, early, setting);
+            if_faster(device, &bare, setting, few, "by the kernel for few rows", |few| {
+                few.microseconds() - spared
+            })
+        };
+        found.extend(few.map(|way| (way.microseconds() - spared, How::Few(Box::new(way)))));
     }
+    if let Ok(problem) = problem {
+        // SAFETY: promised by the caller.
+        let (interleaved, padded, cut) = unsafe {
+            let rows = Interleaved::new(device, problem, setting);
+            let took = Interleaved::microseconds;
+            let rows = if_faster(device, problem, setting, rows, "by interleaved rows", took);
+            let padded = Padded::new(device, problem, setting);
+            let took = Padded::microseconds;
+            let padded = if_faster(device, problem, setting, padded, "with padded rows", took);
+            (rows, padded, faster_cut(device, problem, setting))
+        };
+        found.extend(interleaved.map(|way| (way.microseconds(), How::Interleaved(Box::new(way)))));
+        found.extend(padded.map(|way| (way.microseconds(), How::Padded(Box::new(way)))));
+        found.extend(cut.map(|way| (way.microseconds(), How::Cut(Box::new(way)))));
+    }
+    let best = found.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+    best.map(|(_, how)| how)
 }
 
 /// A product in two parts, where that is faster than as a whole.
