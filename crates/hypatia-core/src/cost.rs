@@ -19,6 +19,7 @@ pub use crate::work::{Cost, Hints, Work};
 
 /// A machine, as the cost model sees it. Rates are per microsecond.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Target {
     /// Name for options and reports.
     pub name: String,
@@ -58,6 +59,13 @@ impl Target {
     /// A target by name.
     pub fn named(name: &str) -> Option<Target> {
         Target::all().into_iter().find(|t| t.name == name)
+    }
+
+    /// Whether work takes a time here: rates are positive, and no number is infinite.
+    pub fn is_sound(&self) -> bool {
+        let rates = [self.vector, self.matrix32, self.matrix16, self.bandwidth];
+        let times = [self.launch, self.view];
+        rates.iter().all(|r| r.is_finite() && *r > 0.0) && times.iter().all(|t| t.is_finite() && *t >= 0.0)
     }
 
     /// Microseconds that some work takes here.

@@ -92,8 +92,8 @@ pub struct Optimized {
     pub size: (usize, usize),
     /// Where the time went.
     pub times: Times,
-    /// The target's name.
-    pub target: String,
+    /// What costs are counted on.
+    pub target: Target,
 }
 
 /// Finds the cheapest equal program.
@@ -216,7 +216,7 @@ fn run(program: &Program, options: &Options, rules: &[&Rule]) -> Result<Optimize
         stats,
         size,
         times,
-        target: options.target.name.clone(),
+        target: options.target.clone(),
         output,
     })
 }

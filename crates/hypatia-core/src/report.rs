@@ -118,7 +118,7 @@ impl Optimized {
         let used = self.proof.as_ref().map(|p| p.rules()).unwrap_or_default();
         let lookup = |name: &str| rules().iter().chain(planted()).find(|r| r.name == name);
         Report {
-            target: self.target.clone(),
+            target: self.target.name.clone(),
             cost_before: self.cost_before,
             cost_after: self.cost_after,
             lower_bound: self.lower_bound,
@@ -177,10 +177,9 @@ impl Optimized {
 
     /// Both programs as lists of nodes, for drawing.
     pub fn graphs(&self) -> Graphs {
-        let target = Target::named(&self.target);
         Graphs {
-            before: drawn(&self.input, &weights_of(&self.input), target.as_ref()),
-            after: drawn(&self.output, &self.weights, target.as_ref()),
+            before: drawn(&self.input, &weights_of(&self.input), Some(&self.target)),
+            after: drawn(&self.output, &self.weights, Some(&self.target)),
         }
     }
 

@@ -160,3 +160,17 @@ fn every_target_has_a_name_that_finds_it() {
     }
     assert_eq!(Target::named("abacus"), None);
 }
+
+#[test]
+fn rates_of_a_target_are_positive() {
+    let [cpu, ..] = Target::all();
+    assert!(cpu.is_sound());
+    for broken in [
+        Target { vector: 0.0, ..cpu.clone() },
+        Target { bandwidth: f64::NAN, ..cpu.clone() },
+        Target { launch: -1.0, ..cpu.clone() },
+        Target { matrix16: f64::INFINITY, ..cpu },
+    ] {
+        assert!(!broken.is_sound(), "{broken:?}");
+    }
+}

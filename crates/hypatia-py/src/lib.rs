@@ -59,11 +59,34 @@ fn caught<T>(f: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     })
 }
 
+/// A target that ships with the compiler, by its name, or the numbers of one that was measured.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PyTarget {
+    Named(String),
+    Measured(Target),
+}
+
+impl PyTarget {
+    fn target(&self) -> PyResult<Target> {
+        match self {
+            PyTarget::Named(name) => {
+                Target::named(name).ok_or_else(|| PyValueError::new_err(format!("unknown target '{name}'")))
+            }
+            PyTarget::Measured(target) if target.is_sound() => Ok(target.clone()),
+            PyTarget::Measured(target) => Err(PyValueError::new_err(format!(
+                "the rates of target '{}' must be positive numbers",
+                target.name
+            ))),
+        }
+    }
+}
+
 /// Options as they come from Python.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PyOptions {
-    target: String,
+    target: PyTarget,
     node_limit: usize,
     numerics: String,
     disabled_rules: Vec<String>,
@@ -78,8 +101,7 @@ struct PyOptions {
 impl PyOptions {
     fn options(&self) -> PyResult<Options> {
         let mut options = Options {
-            target: Target::named(&self.target)
-                .ok_or_else(|| PyValueError::new_err(format!("unknown target '{}'", self.target)))?,
+            target: self.target.target()?,
             proof: self.proof,
             planted: self.planted.clone(),
             random_costs: self.random_costs,
@@ -373,6 +395,12 @@ fn targets() -> Vec<String> {
     Target::all().map(|t| t.name).into()
 }
 
+/// The numbers of a target, as JSON: what `optimize` takes in place of its name.
+#[pyfunction]
+fn target_numbers(name: &str) -> PyResult<String> {
+    json(&PyTarget::Named(name.into()).target()?)
+}
+
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     logging::start();
@@ -393,6 +421,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(check_rules, m)?)?;
     m.add_function(wrap_pyfunction!(rule_pairs, m)?)?;
     m.add_function(wrap_pyfunction!(targets, m)?)?;
+    m.add_function(wrap_pyfunction!(target_numbers, m)?)?;
     m.add_function(wrap_pyfunction!(weights::weight_state, m)?)?;
     m.add_function(wrap_pyfunction!(borrow_threads, m)?)?;
     m.add_function(wrap_pyfunction!(tuning::tuning_folder, m)?)?;

@@ -114,6 +114,10 @@ struct Description<'a> {
     moved: Vec<usize>,
     /// Multiplications with additions of each.
     multiplications: Vec<f64>,
+    /// The kind of each: linear, region and so on.
+    kinds: Vec<&'static str>,
+    /// Of each: operations on vector units, elements written, rows and runs, elements reached one by one.
+    demands: Vec<[f64; 4]>,
     /// What each reads and writes, in words.
     sizes: Vec<String>,
     calls: &'a [TorchCall],
@@ -181,6 +185,10 @@ impl NativePlan {
                 moved: self.plan.steps.iter().map(|s| self.plan.moved(s)).collect(),
                 multiplications: (self.plan.steps.iter())
                     .map(|s| s.multiplications(&self.plan.values))
+                    .collect(),
+                kinds: self.plan.steps.iter().map(|s| s.kind()).collect(),
+                demands: (self.plan.steps.iter().map(|s| self.plan.demand(s)))
+                    .map(|d| [d.vector, d.results, d.runs, d.apart])
                     .collect(),
                 sizes: self.plan.steps.iter().map(|s| self.plan.sizes(s)).collect(),
                 calls: &self.calls,

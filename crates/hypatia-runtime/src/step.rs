@@ -3,6 +3,7 @@
 mod attention;
 mod batch;
 mod columns;
+mod demand;
 mod depthwise;
 mod linear;
 mod norm;
@@ -21,6 +22,7 @@ pub use crate::operand::{Operand, ValueId};
 pub use attention::AttentionStep;
 pub use batch::BatchStep;
 pub use columns::{ColumnKind, ColumnStep};
+pub use demand::Demand;
 pub use depthwise::{DepthwiseStep, Pool, Window, WindowOp};
 pub use linear::{Gradient, LinearStep};
 pub use norm::NormStep;

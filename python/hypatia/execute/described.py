@@ -61,6 +61,10 @@ class Described(TypedDict):
     """Bytes that each step reads and writes, each value once."""
     multiplications: list[float]
     """Multiplications with additions of each: of matrix products, convolutions and attention."""
+    kinds: list[str]
+    """The kind of each: linear, region and so on."""
+    demands: list[list[float]]
+    """Of each: operations on vector units, elements written, rows and runs, elements reached one by one."""
     sizes: list[str]
     """What each reads and writes, in words."""
     calls: list[TorchCall]

@@ -140,7 +140,7 @@ fn summary(o: &Optimized) -> String {
         text::print(&o.output),
         o.cost_before,
         o.cost_after,
-        o.target,
+        o.target.name,
     )
 }
 
