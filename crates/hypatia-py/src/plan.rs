@@ -116,8 +116,9 @@ struct Description<'a> {
     multiplications: Vec<f64>,
     /// The kind of each: linear, region and so on.
     kinds: Vec<&'static str>,
-    /// Of each: operations on vector units, elements written, rows and runs, elements reached one by one.
-    demands: Vec<[f64; 4]>,
+    /// Of each: operations on vector units, elements written, rows and runs, elements reached one by one,
+    /// bytes of constants.
+    demands: Vec<[f64; 5]>,
     /// What each reads and writes, in words.
     sizes: Vec<String>,
     calls: &'a [TorchCall],
@@ -188,7 +189,7 @@ impl NativePlan {
                     .collect(),
                 kinds: self.plan.steps.iter().map(|s| s.kind()).collect(),
                 demands: (self.plan.steps.iter().map(|s| self.plan.demand(s)))
-                    .map(|d| [d.vector, d.results, d.runs, d.apart])
+                    .map(|d| [d.vector, d.results, d.runs, d.apart, d.constants])
                     .collect(),
                 sizes: self.plan.steps.iter().map(|s| self.plan.sizes(s)).collect(),
                 calls: &self.calls,

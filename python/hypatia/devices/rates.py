@@ -1,21 +1,21 @@
-"""How fast a device moves bytes and multiplies, as torch's own kernels for large tensors reach it.
+"""What a device can do, as torch's own kernels reach it: bytes, products, vector operations, launches.
 
-Measured once, in some hundredths of a second, and kept on disk. What a step has to move and to multiply, over
-these rates, is the least time that it can take.
+Measured once, in about a tenth of a second, and kept on disk. What a step has to move and to multiply, over
+the rates of large copies and products, is the least time that it can take; ``prediction.py`` says what it will
+take.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
+import math
 import platform
-import time
-from collections.abc import Callable
 
 import torch
 
 from .. import store
-from . import table
 
 KIND = "rates"
 """Under which the store keeps them."""
@@ -23,26 +23,51 @@ KIND = "rates"
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 """Element types whose products are measured, by the names that plans use."""
 
-_TRIES, _LONG = 5, 0.01
-"""How often something is done, and the seconds from which on it is done once, and nothing larger."""
-
-_CPU_BYTES, _GPU_BYTES = 64 << 20, 512 << 20
-_CPU_ROWS, _GPU_ROWS, _FIRST_ROWS = 1024, 4096, 64
-"""Of the factors of products, which grow up to these: some processors have no products of 16 bits."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Bytes, and multiplications with additions, in a second."""
+    """Bytes, multiplications with additions, and vector operations in a second; and seconds of small things."""
 
     bandwidth: float
+    """Of a large copy."""
     products: dict[str, float]
     """By the element type of the factors."""
+    by_size: list[list[float]]
+    """Bytes that a copy moves, and how many it moves in a second: small ones stay in caches."""
+    vector: float
+    """Vector operations, as the op table counts them, on numbers that lie in a cache."""
+    launch: float
+    """Seconds of one more small kernel after others."""
+    host: float
+    """Seconds that a call of a small op takes the host."""
+    run: float
+    """Seconds that each run of elements takes that does not follow the one before."""
+    apart: float
+    """Seconds for each element whose neighbours lie elsewhere."""
+    calls: dict[str, list[float]]
+    """Of torch's ops of a kind: seconds of a small one, and how many times as long a large one takes as what
+    it moves, multiplies and computes does at these rates."""
 
     def seconds(self, moved: float, multiplications: float, dtype: str) -> float:
         """The least time of a step: moving and multiplying overlap."""
-        rate = self.products.get(dtype) or self.products["f32"]
-        return max(moved / self.bandwidth, multiplications / rate)
+        return max(moved / self.bandwidth, multiplications / self.rate(dtype))
+
+    def rate(self, dtype: str) -> float:
+        """Multiplications of a type; what was not measured counts as fp32."""
+        return self.products.get(dtype) or self.products["f32"]
+
+    def moving(self, moved: float, within: float = 0.0) -> float:
+        """Seconds that moving so many bytes takes, of memory of which so many are used in turn."""
+        sizes = [size for size, _ in self.by_size]
+        size = max(moved, within)
+        at = bisect.bisect_left(sizes, size)
+        if not sizes or at == len(sizes):
+            return moved / (self.by_size[-1][1] if sizes else self.bandwidth)
+        if at == 0:
+            return moved / self.by_size[0][1]
+        (low, slow), (high, fast) = self.by_size[at - 1 : at + 1]
+        share = math.log(size / low) / math.log(high / low)
+        return moved / (slow ** (1.0 - share) * fast**share)
 
 
 _known: dict[str, Rates] = {}
@@ -53,18 +78,31 @@ def rates(device: torch.device) -> Rates:
     """Those of a device, measured now or before."""
     key = f"{_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     if (found := _known.get(key) or _kept(key)) is None:
-        found = _measured(device)
-        store.put(KIND, key, json.dumps(dataclasses.asdict(found)).encode())
+        fresh = measured(device)
+        # Another process may have been faster: all are to use the same numbers.
+        if (found := _kept(key)) is None:
+            found = fresh
+            store.put(KIND, key, json.dumps(dataclasses.asdict(found)).encode())
     return _known.setdefault(key, found)
 
 
+def measured(device: torch.device) -> Rates:
+    """Those of a device, measured now."""
+    from . import calibration
+
+    return Rates(**calibration.measured(device))
+
+
 def _kept(key: str) -> Rates | None:
-    """Those of an earlier process."""
+    """Those of an earlier process; of another form, as another version wrote them, they count as absent."""
     kept = store.get(KIND, key)
     if kept is None:
         return None
     try:
-        return Rates(**json.loads(kept))
+        found = json.loads(kept)
+        if set(found) != {field.name for field in dataclasses.fields(Rates)}:
+            raise ValueError("another form")
+        return Rates(**found)
     except (ValueError, TypeError):
         store.drop(KIND, key)
         return None
@@ -72,42 +110,3 @@ def _kept(key: str) -> Rates | None:
 
 def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-
-
-def _measured(device: torch.device) -> Rates:
-    on_host = device.type == "cpu"
-    count = (_CPU_BYTES if on_host else _GPU_BYTES) // 4
-    source, target = (torch.ones(count, device=device) for _ in range(2))
-    copying = _least(lambda: target.copy_(source), device)
-    most = _CPU_ROWS if on_host else _GPU_ROWS
-    with torch.no_grad():
-        products = {name: _multiplied(dtype, most, device) for name, dtype in DTYPES.items()}
-    return Rates(2 * 4 * count / copying, products)
-
-
-def _multiplied(dtype: torch.dtype, most: int, device: torch.device) -> float:
-    """Multiplications in a second, of products as large as time allows."""
-    rows, rate = _FIRST_ROWS, 0.0
-    while rows <= most:
-        # Numbers, not zeros, which some devices multiply faster.
-        left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-        seconds = _least(lambda a=left, b=right: torch.mm(a, b), device)  # type: ignore[misc]
-        rate = max(rate, rows**3 / seconds)
-        if seconds > _LONG:
-            break
-        rows *= 4
-    return rate
-
-
-def _least(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some calls."""
-    place, best = table.of(device), float("inf")
-    for _ in range(_TRIES):
-        place.wait(device)
-        start = time.perf_counter()
-        call()
-        place.wait(device)
-        best = min(best, time.perf_counter() - start)
-        if best > _LONG:
-            break
-    return best

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..devices import table
+from ..devices.prediction import Demand, predicted
 from ..devices.rates import rates
-from .described import described
+from .described import Described, described
 from .native import NativeGraph
 from .recorded_plan import Recorded
 
@@ -33,6 +34,10 @@ class StepTime:
     """Seconds that moving these bytes, or these multiplications, take at the device's rates."""
     bound_by: str
     """What takes that long: bytes or products."""
+    predicted: float
+    """Seconds that it is expected to take."""
+    demand: Demand
+    """What that is made of."""
 
 
 _lock = threading.Lock()
@@ -92,11 +97,30 @@ def step_times(native: NativeGraph, args: Sequence[object], repeats: int = 9) ->
     if seconds is None:
         return None
     rate = rates(device)
+    demands = demanded(about)
+    within = sum(demand.moved for demand in demands)
     found: list[StepTime] = []
-    rows = zip(about["steps"], about["sizes"], about["moved"], about["multiplications"], seconds, strict=True)
-    for name, text, moved, multiplications, taken in rows:
-        dtype = text.split("[", 1)[0]
+    for demand, text, taken in zip(demands, about["sizes"], seconds, strict=True):
+        name, dtype, moved, multiplications = demand.name, demand.dtype, demand.moved, demand.multiplications
         least = rate.seconds(moved, multiplications, dtype)
         by = "bytes" if least == rate.seconds(moved, 0.0, dtype) else "products"
-        found.append(StepTime(name, text, moved, multiplications, taken, least, by))
+        will = predicted(demand, rate, within)
+        found.append(StepTime(name, text, int(moved), multiplications, taken, least, by, will, demand))
     return found
+
+
+def demanded(about: Described) -> list[Demand]:
+    """What each step of a plan has to do."""
+    rows = zip(
+        about["kinds"],
+        about["steps"],
+        about["sizes"],
+        about["moved"],
+        about["multiplications"],
+        about["demands"],
+        strict=True,
+    )
+    return [
+        Demand(kind, name, sizes.split("[", 1)[0], moved, multiplications, *more)
+        for kind, name, sizes, moved, multiplications, more in rows
+    ]

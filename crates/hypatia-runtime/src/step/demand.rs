@@ -19,6 +19,8 @@ pub struct Demand {
     pub runs: f64,
     /// Elements that are taken or written one by one, since their neighbours lie elsewhere.
     pub apart: f64,
+    /// Bytes of the constants that it reads, which nobody has touched since the last call.
+    pub constants: f64,
 }
 
 impl Task {
@@ -43,12 +45,18 @@ impl Plan {
     pub fn demand(&self, step: &Task) -> Demand {
         let written = step.writes().into_iter().filter_map(|id| self.values.get(id));
         let results: f64 = written.map(|value| value.numel() as f64).sum();
+        let read = [step.reads(), step.weights()].concat();
+        let constants = self.constants.iter().filter(|id| read.contains(id));
         let mut demand = Demand {
             results,
+            constants: constants.map(|id| self.values[*id].bytes() as f64).sum(),
             ..Demand::default()
         };
         match step {
-            Task::Linear(step) => demand.vector = results * activation(step.activation),
+            Task::Linear(step) => {
+                demand.vector = results * (activation(step.activation) + f64::from(u8::from(step.r.is_some())));
+                demand.runs = step.m as f64;
+            }
             Task::Region(step) => {
                 demand.vector = numel(&step.shape) * vector(&step.region);
                 step.inputs.iter().chain(&step.slices).for_each(|o| demand.reach(o));
@@ -81,8 +89,15 @@ impl Plan {
                 let pixels = &step.shape[..step.shape.len().saturating_sub(1)];
                 demand.runs = numel(pixels) * numel(&step.window.size);
             }
-            Task::Attention(step) => demand.vector = step.multiplications(&self.values) / 2.0,
-            Task::Torch(step) => step.reads.iter().for_each(|o| demand.reach(o)),
+            Task::Attention(step) => {
+                demand.vector = scores(&step.q, step.multiplications(&self.values));
+            }
+            Task::Torch(step) => {
+                step.reads.iter().for_each(|o| demand.reach(o));
+                if let Some(q) = step.reads.first().filter(|_| step.name.contains("attention")) {
+                    demand.vector = scores(q, step.multiplications(&self.values));
+                }
+            }
             Task::Batch(step) => demand.runs = step.left.shape.first().map_or(0.0, |n| *n as f64),
         }
         demand
@@ -114,6 +129,12 @@ impl Demand {
             self.apart += all;
         }
     }
+}
+
+/// Vector operations of the softmax of attention, which has so many multiplications in both products.
+fn scores(q: &Operand, multiplications: f64) -> f64 {
+    let width = q.shape.last().map_or(1.0, |n| (*n).max(1) as f64);
+    multiplications / (2.0 * width) * of_name("softmax")
 }
 
 /// Vector operations for each element of a region.
