@@ -3,8 +3,9 @@
     make bench-cost                             or
     .venv/bin/python bench/cost.py [--device cuda] [--only REGEX] [--seconds 1] [--json FILE]
 
-The rates of the device are measured first, as on the first profile. Then each model runs in inference, in
-rounds, and what counts of a step or a plan is its fastest round. `again` compares two halves of the rounds
+Each model runs in inference, in rounds. Between them the rates of the device are measured, as on the first
+profile, since a machine that others use changes its speed. What counts of a rate, a step or a plan is the
+fastest of all rounds. `again` compares two halves of the rounds
 with each other, as predictions are compared with them: no prediction can be nearer than that.
 """
 
@@ -27,8 +28,8 @@ import torch
 from common import ROOT, machine
 
 from hypatia.devices import table
-from hypatia.devices.prediction import call_kind, predicted_call
-from hypatia.devices.rates import rates
+from hypatia.devices.prediction import call_kind, predicted, predicted_call
+from hypatia.devices.rates import Rates, measured, rates
 from hypatia.execute.step_times import Call, StepTime, plan_calls, step_times
 from hypatia.frontend.direct import compile as hypatia_compile
 
@@ -37,8 +38,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from zoo import ZOO, Entry
 
 OUT = ROOT / "bench" / "out"
-ROUNDS, CALLS, REPEATS = 4, 10, 5
-"""At least so many rounds, calls of a plan in each, and calls for the times of its steps."""
+ROUNDS, CALLS, REPEATS, CALIBRATIONS = 4, 10, 2, 4
+"""At least so many rounds, calls of a plan in each, calls for the times of its steps; and calibrations."""
 WORST = 10
 
 
@@ -62,7 +63,7 @@ def main(given: list[str] | None = None) -> int:
         if (asked.only and not re.search(asked.only, name)) or (entry.slow and not asked.slow):
             continue
         try:
-            model(found, name, entry, device, asked.seconds)
+            model(found, name, entry, device, asked)
         except Exception as e:
             found["failed"][name] = f"{type(e).__name__}: {e}"[:200]
         torch.compiler.reset()
@@ -84,12 +85,21 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="REGEX", help="models with this in their names")
     parser.add_argument("--slow", action="store_true", help="the large models of the zoo, too")
     parser.add_argument("--seconds", type=float, default=1.0, help="for the rounds of a model (1)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch and of plans (1); 0: torch's")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of torch and of plans (1); 0: torch's"
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="take the rates that are kept, or are measured once, not those between the rounds",
+    )
     parser.add_argument("--json", type=Path, help="where results are (bench/out/cost-DEVICE.json)")
     return parser.parse_args(given)
 
 
-def model(found: dict[str, Any], name: str, entry: Entry, device: torch.device, seconds: float) -> None:
+def model(
+    found: dict[str, Any], name: str, entry: Entry, device: torch.device, asked: argparse.Namespace
+) -> None:
     """Adds the plans of a model, and their steps."""
     net = entry.model().to(device)
     positional, named = entry.arguments()
@@ -102,30 +112,37 @@ def model(found: dict[str, Any], name: str, entry: Entry, device: torch.device, 
         with plan_calls() as calls:
             compiled(*args, **kwargs)
         for call in calls:
-            plan(found, name, call, device, seconds / len(calls))
+            plan(found, name, call, device, asked.seconds / len(calls), asked.once)
 
 
-def plan(found: dict[str, Any], name: str, call: Call, device: torch.device, seconds: float) -> None:
+def plan(
+    found: dict[str, Any], name: str, call: Call, device: torch.device, seconds: float, once: bool
+) -> None:
     """Adds a plan, and its steps."""
     native, args = call
     rounds: list[tuple[float, list[StepTime]]] = []
+    known = [rates(device)] if once else []
     end = time.perf_counter() + seconds
     while len(rounds) < ROUNDS or time.perf_counter() < end:
+        if not once and len(known) < CALIBRATIONS:
+            known.append(measured(device))
         steps = step_times(native, args, REPEATS)
         if steps is None:
             return
         rounds.append((_called(call, device), steps))
     halves = [rounds[::2], rounds[1::2]]
     whole = [min(taken for taken, _ in half) for half in halves]
-    first = rounds[0][1]
-    expected = predicted_call([s.predicted for s in first], rates(device), table.of(device).times_host_apart)
+    first, rate = rounds[0][1], fastest(known)
+    within = sum(step.moved for step in first)
+    expected = [predicted(step.demand, rate, within) for step in first]
     found["plans"].append(
         {
             "model": name,
             "steps": len(first),
             "seconds": min(whole),
-            "predicted": expected,
+            "predicted": predicted_call(expected, rate, table.of(device).times_host_apart),
             "again": whole[0] / whole[1],
+            "rates": dataclasses.asdict(rate),
         }
     )
     for at, step in enumerate(first):
@@ -133,12 +150,27 @@ def plan(found: dict[str, Any], name: str, call: Call, device: torch.device, sec
         about = step.demand._asdict() | {"model": name, "plan": len(found["plans"]) - 1, "sizes": step.sizes}
         again = half[0] / half[1] if half[1] else 1.0
         found["steps"].append(
-            about | {"seconds": min(half), "predicted": step.predicted, "least": step.least, "again": again}
+            about | {"seconds": min(half), "predicted": expected[at], "least": step.least, "again": again}
         )
 
 
+def fastest(known: Sequence[Rates]) -> Rates:
+    """The best of several measurements, number by number."""
+
+    def best(each: Sequence[Any], slow: bool = False) -> Any:
+        if isinstance(each[0], dict):
+            return {key: best([one[key] for one in each], slow) for key in each[0]}
+        if isinstance(each[0], list):
+            return [best(list(column), slow) for column in zip(*each, strict=False)]
+        return min(each) if slow else max(each)
+
+    fields = [dataclasses.asdict(one) for one in known]
+    times = ("launch", "host", "calls")
+    return Rates(**{key: best([each[key] for each in fields], key in times) for key in fields[0]})
+
+
 def _called(call: Call, device: torch.device) -> float:
-    """Seconds of a call of a plan, the median of several."""
+    """Seconds of a call of a plan, the fastest of several."""
     native, args = call
     times = []
     for _ in range(CALLS):
@@ -147,7 +179,7 @@ def _called(call: Call, device: torch.device) -> float:
         native.run(args)
         table.of(device).wait(device)
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)
 
 
 def shares(ratios: Sequence[float]) -> dict[str, float]:

@@ -20,7 +20,17 @@ from hypatia.execute.step_times import plan_calls, step_times
 from hypatia.tools.cli import cli
 from hypatia.tools.profile import OTHERS, kind_of
 
-RATES = Rates(1e9, {"f32": 1e9, "bf16": 4e9})
+RATES = Rates(
+    bandwidth=1e9,
+    products={"f32": 1e9, "bf16": 4e9},
+    by_size=[],
+    products_by_size={},
+    vector=1e9,
+    launch=1e-6,
+    host=1e-6,
+    parallel=False,
+    calls={"other": [1e-6, 1.0]},
+)
 
 
 class Net(nn.Module):
@@ -53,7 +63,7 @@ def test_every_step_has_a_time_and_what_it_has_to_do() -> None:
     steps = step_times(native, args, repeats=3)
     assert steps is not None
     assert [step.name for step in steps] == native.binding.steps
-    assert all(step.seconds > 0 and step.least > 0 for step in steps)
+    assert all(step.seconds > 0 and step.least > 0 and step.predicted > 0 for step in steps)
     assert torch.equal(model.calls, before), "what a plan changes is copied"
     products = {step.multiplications: step for step in steps if step.multiplications}
     assert set(products) == {8 * 32 * 64, 8 * 64 * 16}
@@ -105,13 +115,34 @@ def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     times: list[torch.device] = []
     monkeypatch.setattr(module, "_known", {})
-    monkeypatch.setattr(module, "_measured", lambda device: times.append(device) or RATES)
+    monkeypatch.setattr(module, "measured", lambda device: times.append(device) or RATES)
     cpu = torch.device("cpu")
     assert rates(cpu) == rates(cpu) == RATES
     assert len(times) == 1
     (entry,) = [e for e in store.entries() if e.kind == module.KIND]
     entry.path.write_bytes(b"{")
     assert rates(cpu) == RATES, "what cannot be read is measured again"
+
+
+def test_rates_of_an_older_version_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(store.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(store.SWITCH_VARIABLE, "on")
+    from hypatia.devices import rates as module
+
+    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "measured", lambda device: RATES)
+    cpu = torch.device("cpu")
+    old = json.dumps({"bandwidth": 1e9, "products": {"f32": 1e9}}).encode()
+    store.put(module.KIND, module._key(cpu), old)
+    assert rates(cpu) == RATES
+    kept = store.get(module.KIND, module._key(cpu))
+    assert kept is not None
+    assert kept != old
+    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "measured", lambda device: pytest.fail("they are kept"))
+    assert rates(cpu) == RATES
 
 
 def test_kernels_belong_to_the_step_that_launched_them() -> None:
@@ -160,11 +191,13 @@ def test_bench_shows_a_profile(tmp_path: Path) -> None:
     asked = ["bench", "tiny_b64", "--backend", "eager", "--profile", "--device", "cpu", "--repeats", "1"]
     ran = CliRunner().invoke(cli, [*asked, "--json", str(file)])
     assert ran.exit_code == 0, ran.output
-    for text in ("steps of the plan", "linear + relu", "kind of work", "eager: longest"):
+    for text in ("steps of the plan", "linear + relu", "predicted", "kind of work", "eager: longest"):
         assert text in ran.output
     (profile,) = json.loads(file.read_text())["profiles"]
     assert [line["count"] for line in profile["steps"]] == [1, 1, 1]
     assert profile["kinds"]["hypatia"]["products"] > 0
+    assert profile["kinds"]["predicted"]["products"] > 0
+    assert all(line["predicted"] > 0 for line in profile["steps"])
 
 
 def test_a_report_has_the_steps_of_the_plan() -> None:
@@ -174,6 +207,7 @@ def test_a_report_has_the_steps_of_the_plan() -> None:
     assert [line["name"] for line in report.json()["steps"]] == names
     for text in (report.text(), report.html()):
         assert "Steps of the plan" in text
+        assert "predicted" in text
         assert "f32[8, 32] f32[64, 32] f32[64]" in text
     assert not hypatia.explain(Net().eval(), torch.randn(8, 32), timings=False).steps
 

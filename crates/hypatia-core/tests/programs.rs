@@ -166,10 +166,22 @@ fn rates_of_a_target_are_positive() {
     let [cpu, ..] = Target::all();
     assert!(cpu.is_sound());
     for broken in [
-        Target { vector: 0.0, ..cpu.clone() },
-        Target { bandwidth: f64::NAN, ..cpu.clone() },
-        Target { launch: -1.0, ..cpu.clone() },
-        Target { matrix16: f64::INFINITY, ..cpu },
+        Target {
+            vector: 0.0,
+            ..cpu.clone()
+        },
+        Target {
+            bandwidth: f64::NAN,
+            ..cpu.clone()
+        },
+        Target {
+            launch: -1.0,
+            ..cpu.clone()
+        },
+        Target {
+            matrix16: f64::INFINITY,
+            ..cpu
+        },
     ] {
         assert!(!broken.is_sound(), "{broken:?}");
     }

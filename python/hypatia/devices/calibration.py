@@ -1,4 +1,4 @@
-"""Measures what a device can do, by small and large ones of torch's own kernels, in about a tenth of a second."""
+"""Measures what a device can do, by small and large ones of torch's own kernels, in some tenths of a second."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from .. import _torch
 from . import table
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -28,8 +29,8 @@ _COPIES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _TANH, _EXP = 12.0, 10.0
 """Vector operations of an element, as the op table counts them."""
 
-_ROW = 32
-"""Elements of a GPU's row of kernels, or of a processor's."""
+_SMALL = 32
+"""Elements of a small kernel."""
 
 Call = Callable[[], object]
 
@@ -48,19 +49,20 @@ def measured(device: torch.device) -> dict[str, Any]:
     large = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     with torch.no_grad():
         source, target = (torch.ones(large // 4, device=device) for _ in range(2))
-        bandwidth, by_size = _copies(source, target, device)
+        bandwidth, copies = _copies(source, target, device)
         most = _GPU_ROWS if device.type == "cuda" else _CPU_ROWS
-        products = {name: _multiplied(dtype, most, device) for name, dtype in DTYPES.items()}
+        by_size = {name: _multiplied(dtype, most, device) for name, dtype in DTYPES.items()}
         launch, host = _launched(device)
         found = {
             "bandwidth": bandwidth,
-            "products": products,
-            "by_size": by_size,
+            "products": {name: max(rate for _, rate in each) for name, each in by_size.items()},
+            "by_size": copies,
+            "products_by_size": by_size,
             "vector": _vector(source, target, launch, device),
             "launch": launch,
             "host": host,
+            "parallel": device.type != "cpu",
         }
-        found["run"], found["apart"] = _gaps(source, target, launch, device)
         found["calls"] = _calls(found, device)
     return found
 
@@ -79,23 +81,23 @@ def _copies(
     return large, [*found, [8.0 * source.numel(), large]]
 
 
-def _multiplied(dtype: torch.dtype, most: int, device: torch.device) -> float:
-    """Multiplications in a second, of products as large as time allows."""
-    rows, rate = _FIRST_ROWS, 0.0
+def _multiplied(dtype: torch.dtype, most: int, device: torch.device) -> list[list[float]]:
+    """Products as large as time allows: multiplications of each, and how many in a second."""
+    rows, found = _FIRST_ROWS, list[list[float]]()
     while rows <= most:
         # Numbers, not zeros, which some devices multiply faster.
         left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-        seconds = _least(lambda a=left, b=right: torch.mm(a, b), device)  # type: ignore[misc]
-        rate = max(rate, rows**3 / seconds)
+        seconds = _in_row(lambda a=left, b=right: torch.mm(a, b), device)  # type: ignore[misc]
+        found.append([float(rows**3), rows**3 / seconds])
         if seconds > _LONG / 8:
             break
         rows *= 4
-    return rate
+    return found
 
 
 def _launched(device: torch.device) -> tuple[float, float]:
     """Seconds of one more small kernel, and of the host's part of a call."""
-    x, y = torch.ones(_ROW, device=device), torch.ones(_ROW, device=device)
+    x, y = torch.ones(_SMALL, device=device), torch.ones(_SMALL, device=device)
 
     def small() -> object:
         return torch.add(x, y, out=y)
@@ -123,37 +125,22 @@ def _vector(source: torch.Tensor, target: torch.Tensor, launch: float, device: t
     return count * sum(operations for operations, _ in functions) / taken
 
 
-def _gaps(
-    source: torch.Tensor, target: torch.Tensor, launch: float, device: torch.device
-) -> tuple[float, float]:
-    """Seconds of a run of elements that does not follow the one before, and of an element by itself."""
-    rows, columns = (512, 32) if device.type == "cpu" else (1 << 14, 1 << 8)
-    dense, into = source[: rows * columns].view(rows, columns), target[: rows * columns].view(rows, columns)
-    gaps = source[: 2 * rows * columns].view(rows, 2 * columns)[:, :columns]
-    turned = source[: rows * columns].view(columns, rows).t()
-    plain, of_runs, of_elements = (_in_row(lambda x=x: into.copy_(x), device) for x in (dense, gaps, turned))  # type: ignore[misc]
-    return max(of_runs - plain, 0.0) / rows, max(of_elements - plain, 0.0) / (rows * columns)
-
-
 def _calls(found: dict[str, Any], device: torch.device) -> dict[str, list[float]]:
     """Of each kind of torch's ops: seconds of a small one, and how far a large one is from these rates."""
     pairs = _probes(device)
-    taken: dict[str, tuple[list[float], list[float]]] = {kind: ([], []) for kind in pairs}
-    for probes in pairs.values():
-        for probe in probes:
-            probe.call()
-    # By turns, so that each finds caches as others leave them.
-    for _ in range(_TRIES):
-        for kind, probes in pairs.items():
-            for probe, each in zip(probes, taken[kind], strict=True):
-                each.append(_in_row(probe.call, device, 1))
+    # By turns, so that each finds caches as others leave them; large ones leave nothing of the small.
+    small, large = (_by_turns([pair[at].call for pair in pairs.values()], device) for at in range(2))
     calls = {}
-    for kind, probes in pairs.items():
-        small, large = (statistics.median(each) for each in taken[kind])
+    for kind, probes, less, more in zip(pairs, pairs.values(), small, large, strict=True):
         ideal = [_ideal(found, probe) for probe in probes]
-        factor = (large - small) / (ideal[1] - ideal[0])
-        calls[kind] = [small, max(factor, 1.0)]
+        calls[kind] = [less, max((more - less) / (ideal[1] - ideal[0]), 1.0)]
     return calls
+
+
+def _by_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
+    """Seconds of each of some calls, the least of several rounds."""
+    rounds = [[_in_row(call, device, 1) for call in calls] for _ in range(_TRIES)]
+    return [min(each) for each in zip(*rounds, strict=True)]
 
 
 def _ideal(found: dict[str, Any], probe: Probe) -> float:
@@ -169,11 +156,16 @@ def _probes(device: torch.device) -> dict[str, tuple[Probe, Probe]]:
     def tensor(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device)
 
-    def convolution(channels: int, side: int) -> Probe:
+    def convolution(channels: int, side: int, packed: bool) -> Probe:
         x = tensor(4, channels, side, side).contiguous(memory_format=torch.channels_last)
         w, b = tensor(channels, channels, 3, 3), tensor(channels)
-        terms = 9.0 * channels * x.numel()
-        return Probe(lambda: F.conv2d(x, w, b, padding=1), 4.0 * (2 * x.numel() + w.numel()), terms)
+        terms, moved = 9.0 * channels * x.numel(), 4.0 * (2 * x.numel() + w.numel())
+        how = ([1, 1], [1, 1], [1, 1], 1)
+        if not packed or device.type != "cpu" or not hasattr(_torch.onednn, "_convolution_pointwise"):
+            return Probe(lambda: torch.conv2d(x, w, b, padding=1), moved, terms)
+        kernel = _torch.onednn._reorder_convolution_weight(w, *how)
+        call = _torch.onednn._convolution_pointwise.default
+        return Probe(lambda: call(x, kernel, b, *how, "none", [], ""), moved, terms)
 
     def attention(length: int, width: int) -> Probe:
         q = tensor(2, 4, length, width)
@@ -191,16 +183,20 @@ def _probes(device: torch.device) -> dict[str, tuple[Probe, Probe]]:
 
     def lookup(rows: int) -> Probe:
         weight, at = tensor(1024, 64), torch.arange(rows, device=device) % 1024
-        return Probe(lambda: F.embedding(at, weight), 8.0 * 64 * rows)
+        return Probe(lambda: torch.embedding(weight, at), 8.0 * 64 * rows)
+
+    def indexed(rows: int) -> Probe:
+        x, at = tensor(1024, 64), torch.arange(rows, device=device) % 1024
+        return Probe(lambda: x[at], 8.0 * 64 * rows)
 
     def mean(x: torch.Tensor) -> object:
         return x.mean((1, 2))
 
     def norm(x: torch.Tensor) -> object:
-        return F.group_norm(x, 4)
+        return torch.group_norm(x, 4)
 
     def pool(x: torch.Tensor) -> object:
-        return F.max_pool2d(x, 2)
+        return torch.max_pool2d(x, 2)
 
     def images(call: Callable[[torch.Tensor], object], *shape: int, written: float) -> Probe:
         x = tensor(*shape).contiguous(memory_format=torch.channels_last)
@@ -209,16 +205,22 @@ def _probes(device: torch.device) -> dict[str, tuple[Probe, Probe]]:
     def roll(x: torch.Tensor) -> object:
         return x.roll(1, 1)
 
+    def other(x: torch.Tensor) -> object:
+        return x.cumsum(1)
+
     side = 16 * big
     return {
-        "convolution": (convolution(8, 4), convolution(32, side)),
+        "convolution": (convolution(8, 4, packed=False), convolution(32, side, packed=False)),
+        "packed convolution": (convolution(8, 4, packed=True), convolution(32, side, packed=True)),
         "attention": (attention(8, 8), attention(128 * big, 32)),
         "product": (product(8), product(64 * big)),
         "reduction": (of(mean, 4, 2, 2, 16, written=0.0), of(mean, 4, 2 * side, 2 * side, 64, written=0.0)),
         "norm": (of(norm, 2, 16, 2, 2), of(norm, 2, 64, 2 * side, 2 * side)),
         "pool": (images(pool, 2, 8, 4, 4, written=0.25), images(pool, 2, 32, side, side, written=0.25)),
         "lookup": (lookup(4), lookup(1024 * big * big)),
-        "other": (of(roll, 4, 16), of(roll, 1024, 64 * big * big)),
+        "index": (indexed(4), indexed(1024 * big * big)),
+        "copy": (of(roll, 4, 16), of(roll, 1024, 64 * big * big)),
+        "other": (of(other, 4, 16), of(other, 1024, 64 * big * big)),
     }
 
 

@@ -1,8 +1,8 @@
 """What a step of a plan will take on a device, by what it has to do and the device's measured rates.
 
-A step starts, moves, computes, and begins anew where its operands have gaps. How much of each is told by the plan;
-how long each takes was measured on the device (``rates.py``); how near the kernels of a kind come to these rates
-is a row of :data:`KINDS`.
+A step starts, moves, computes, and begins anew where its operands have gaps. How much of each is told by the
+plan; how long each takes was measured on the device (``rates.py``); how near the kernels of a kind come to these
+rates is a row of :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -33,41 +33,78 @@ class Demand(NamedTuple):
     """Elements whose neighbours lie elsewhere."""
     constants: float = 0.0
     """Bytes of constants that it reads."""
+    after_call: bool = False
+    """Whether the step before is a call into torch."""
+    call: str = ""
+    """The kind of the call into torch, where its name does not tell."""
 
 
 class Kind(NamedTuple):
-    """How near the kernels of a kind of step come to the rates of torch's large kernels on a processor."""
+    """How near the kernels of a kind of step come to the rates of torch's large ones."""
 
     start: float
-    """Launches of a small kernel that its start takes: those of a plan need no dispatcher."""
+    """Its start, in launches of a small kernel by torch: a plan needs no dispatcher on a CPU."""
     multiplying: float = 1.0
-    """Times as long as large products."""
+    """How many times as long it takes as what it does at these rates."""
     vector: float = 1.0
     moving: float = 1.0
     run: float = 0.0
-    """Seconds of a row or of a run, as vector operations: what is begun anew."""
+    """What a row or a run takes, in vector operations: a loop begins anew."""
     apart: float = 0.0
+    """What an element apart from its neighbours takes, likewise."""
 
 
 KINDS = {
-    "linear": Kind(0.25),
+    "linear": Kind(0.19, 0.7, 1.0, 2.7, 250.0),
     "batch": Kind(0.5),
-    "region": Kind(0.5, run=500.0, apart=10.0),
-    "rows": Kind(0.1, vector=1.5, run=300.0, apart=10.0),
+    "region": Kind(0.5, 1.0, 0.7, 2.2, 420.0, 12.0),
+    "rows": Kind(0.35, moving=3.0, run=100.0, apart=12.0),
+    "rows layernorm": Kind(0.05, vector=0.5, moving=3.5, run=700.0, apart=12.0),
+    "rows rmsnorm": Kind(0.17, vector=1.2, moving=0.3, apart=12.0),
     "columns": Kind(0.5, run=100.0),
     "norm": Kind(0.5, run=300.0),
     "depthwise": Kind(0.5, run=100.0),
     "attention": Kind(0.5),
 }
+"""On a CPU, by the kind of a step, and by the first word of its name. Bytes that are moved take longer than in
+a copy of the same numbers again and again, as they lie where the last step has left them. These were found
+once, by `bench/cost.py` over the zoo of the tests; the rates that they are multiplied by are the machine's.
+What has 0.5 and ones was not there on a CPU and was not looked at."""
+
+AFTER_CALL = 0.4
+"""What starts behind a call into torch takes so many launches more: that has used the caches."""
+
+CALL_RUN = 6000.0
+"""What a query of a head of torch's attention takes, in vector operations: its loops are for many of them."""
+
+PARALLEL = Kind(1.0)
+"""Any step on a device that has a thread for each element: it starts as any other kernel."""
+
+CALL_KINDS = {
+    "convolution": (1.2, 1.0),
+    "packed convolution": (0.7, 0.9),
+    "attention": (0.6, 0.9),
+    "norm": (1.6, 0.2),
+    "pool": (1.25, 0.8),
+    "product": (1.5, 1.7),
+    "reduction": (0.65, 0.1),
+    "lookup": (0.65, 1.0),
+    "copy": (1.2, 1.0),
+    "other": (0.75, 1.0),
+}
+"""How many times as long a call from a plan takes to start as from Python, and to do its work as a large one,
+on a CPU; found as :data:`KINDS` were."""
 
 CALLS = (
     ("convolution", ("conv",)),
     ("attention", ("attention",)),
     ("norm", ("norm",)),
     ("pool", ("pool", "upsample", "interpolate")),
-    ("product", ("mm.", "bmm", "matmul", "linear", "dot")),
-    ("reduction", ("mean", "sum", "amax", "amin", "argm", "softmax", "max.dim", "min.dim", "var", "any", "all.")),
-    ("lookup", ("embedding", "index", "gather", "scatter", "take")),
+    ("product", ("mm.", "mm_", "bmm", "matmul", "linear", "dot")),
+    ("reduction", ("mean", "amax", "amin", "argm", "softmax", "var", "std")),
+    ("index", ("index.", "index_put", "gather", "scatter.", "scatter_add", "take")),
+    ("lookup", ("embedding", "index_select")),
+    ("copy", ("roll", "cat.", "pad", "slice_scatter", "select_scatter", "flip", "repeat")),
 )
 """Words in the names of torch's ops, and the kind of op that is measured for them."""
 
@@ -76,20 +113,29 @@ def predicted(step: Demand, rates: Rates, within: float = 0.0) -> float:
     """Seconds that a step takes, in a plan that uses so many bytes of memory in turn."""
     if step.kind == "torch":
         return _call(step, rates, within)
-    kind = KINDS[step.kind]
-    return (
-        kind.start * rates.launch
-        + kind.multiplying * step.multiplications / rates.rate(step.dtype)
-        + kind.vector * step.vector / rates.vector
-        + kind.moving * _moving(step, rates, within)
-        + (kind.run * step.runs + kind.apart * step.apart) / rates.vector
-    )
+    moving = _moving(step, rates, within)
+    vector = step.vector / rates.vector
+    if rates.parallel:
+        computing = rates.multiplying(step.multiplications, step.dtype) + vector
+        return PARALLEL.start * rates.launch + max(computing, moving)
+    word = step.name.split(" ", 1)[0]
+    kind = KINDS.get(f"{step.kind} {word}") or KINDS[step.kind]
+    start = kind.start + (AFTER_CALL if step.after_call else 0.0)
+    anew = (kind.run * step.runs + kind.apart * step.apart) / rates.vector
+    products = kind.multiplying * step.multiplications / rates.rate(step.dtype)
+    return start * rates.launch + products + kind.vector * vector + kind.moving * moving + anew
 
 
 def _call(step: Demand, rates: Rates, within: float) -> float:
-    small, factor = rates.calls[call_kind(step.name)]
+    kind = step.call or call_kind(step.name)
+    small, factor = rates.calls[kind]
     computing = step.multiplications / rates.rate(step.dtype) + step.vector / rates.vector
-    return small + factor * (computing + _moving(step, rates, within))
+    moving = _moving(step, rates, within)
+    if rates.parallel:
+        return small + factor * max(computing, moving)
+    start, work = CALL_KINDS.get(kind, (1.0, 1.0))
+    queries = CALL_RUN * step.runs / rates.vector if step.vector else 0.0
+    return start * small + work * factor * (computing + moving) + queries
 
 
 def call_kind(name: str) -> str:
@@ -104,7 +150,7 @@ def _moving(step: Demand, rates: Rates, within: float) -> float:
     return rates.moving(constants, within) + rates.moving(step.moved - constants)
 
 
-HOST = 2.5
+HOST = 3.0
 """Calls of a small op that a call of a plan takes the host, beside its steps."""
 
 

@@ -1,8 +1,7 @@
 """What a device can do, as torch's own kernels reach it: bytes, products, vector operations, launches.
 
-Measured once, in about a tenth of a second, and kept on disk. What a step has to move and to multiply, over
-the rates of large copies and products, is the least time that it can take; ``prediction.py`` says what it will
-take.
+Measured once, in some tenths of a second, and kept on disk. What a step has to move and to multiply, over the
+rates of large copies and products, is the least time that it can take; ``prediction.py`` says what it will take.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ import platform
 import torch
 
 from .. import store
+from . import calibration
 
 KIND = "rates"
 """Under which the store keeps them."""
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-"""Element types whose products are measured, by the names that plans use."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Bytes, multiplications with additions, and vector operations in a second; and seconds of small things."""
+    """Bytes, multiplications with additions, vector operations in a second; and seconds of small things."""
 
     bandwidth: float
     """Of a large copy."""
@@ -34,16 +31,16 @@ class Rates:
     """By the element type of the factors."""
     by_size: list[list[float]]
     """Bytes that a copy moves, and how many it moves in a second: small ones stay in caches."""
+    products_by_size: dict[str, list[list[float]]]
+    """Multiplications of a product, and how many of them it makes in a second, likewise."""
     vector: float
     """Vector operations, as the op table counts them, on numbers that lie in a cache."""
     launch: float
     """Seconds of one more small kernel after others."""
     host: float
     """Seconds that a call of a small op takes the host."""
-    run: float
-    """Seconds that each run of elements takes that does not follow the one before."""
-    apart: float
-    """Seconds for each element whose neighbours lie elsewhere."""
+    parallel: bool
+    """Whether a kernel moves and computes at once, and has a thread for each element, as on a GPU."""
     calls: dict[str, list[float]]
     """Of torch's ops of a kind: seconds of a small one, and how many times as long a large one takes as what
     it moves, multiplies and computes does at these rates."""
@@ -58,16 +55,24 @@ class Rates:
 
     def moving(self, moved: float, within: float = 0.0) -> float:
         """Seconds that moving so many bytes takes, of memory of which so many are used in turn."""
-        sizes = [size for size, _ in self.by_size]
-        size = max(moved, within)
-        at = bisect.bisect_left(sizes, size)
-        if not sizes or at == len(sizes):
-            return moved / (self.by_size[-1][1] if sizes else self.bandwidth)
-        if at == 0:
-            return moved / self.by_size[0][1]
-        (low, slow), (high, fast) = self.by_size[at - 1 : at + 1]
-        share = math.log(size / low) / math.log(high / low)
-        return moved / (slow ** (1.0 - share) * fast**share)
+        return moved / _at(self.by_size, max(moved, within), self.bandwidth)
+
+    def multiplying(self, multiplications: float, dtype: str) -> float:
+        """Seconds of a product of a size by torch."""
+        known = self.products_by_size.get(dtype) or self.products_by_size.get("f32", [])
+        return multiplications / _at(known, multiplications, self.rate(dtype))
+
+
+def _at(known: list[list[float]], size: float, large: float) -> float:
+    """A rate between those of the next smaller and the next larger size."""
+    at = bisect.bisect_left([s for s, _ in known], size)
+    if not known or at == len(known):
+        return large
+    if at == 0:
+        return known[0][1]
+    (low, before), (high, behind) = known[at - 1 : at + 1]
+    share = math.log(size / low) / math.log(high / low)
+    return float(before ** (1.0 - share) * behind**share)
 
 
 _known: dict[str, Rates] = {}
@@ -76,7 +81,7 @@ _known: dict[str, Rates] = {}
 
 def rates(device: torch.device) -> Rates:
     """Those of a device, measured now or before."""
-    key = f"{_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    key = _key(device)
     if (found := _known.get(key) or _kept(key)) is None:
         fresh = measured(device)
         # Another process may have been faster: all are to use the same numbers.
@@ -88,9 +93,11 @@ def rates(device: torch.device) -> Rates:
 
 def measured(device: torch.device) -> Rates:
     """Those of a device, measured now."""
-    from . import calibration
-
     return Rates(**calibration.measured(device))
+
+
+def _key(device: torch.device) -> str:
+    return f"{_name(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def _kept(key: str) -> Rates | None:

@@ -111,16 +111,24 @@ def step_times(native: NativeGraph, args: Sequence[object], repeats: int = 9) ->
 
 def demanded(about: Described) -> list[Demand]:
     """What each step of a plan has to do."""
+    kinds, calls = about["kinds"], iter(about["calls"])
+    told = kinds.count("torch") == len(about["calls"])
     rows = zip(
-        about["kinds"],
+        kinds,
         about["steps"],
         about["sizes"],
         about["moved"],
         about["multiplications"],
         about["demands"],
-        strict=True,
+        [False, *(kind == "torch" for kind in kinds)],
+        strict=False,
     )
-    return [
-        Demand(kind, name, sizes.split("[", 1)[0], moved, multiplications, *more)
-        for kind, name, sizes, moved, multiplications, more in rows
-    ]
+    found = []
+    for kind, name, sizes, moved, multiplications, more, after in rows:
+        packed = told and kind == "torch" and next(calls)["onednn"] is not None
+        call = "packed convolution" if packed else ""
+        dtype = sizes.split("[", 1)[0]
+        vector, results, runs, apart, constants = more
+        about_it = (kind, name, dtype, moved, multiplications, vector, results, runs, apart, constants)
+        found.append(Demand(*about_it, after_call=after, call=call))
+    return found

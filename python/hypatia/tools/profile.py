@@ -1,4 +1,4 @@
-"""Where the time of a call goes: each step of a plan beside its limit, kernels of peers beside ours."""
+"""Where the time of a call goes: steps of plans beside predictions and limits, kernels of peers beside ours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Profile:
     workload: str
     steps: list[Line] = dataclasses.field(default_factory=list)
     kinds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """For each backend, and for the limit of our steps."""
+    """For each backend, and what our steps were expected to take, and their limit."""
     top: dict[str, list[tuple[str, int, float]]] = dataclasses.field(default_factory=dict)
     """The longest kernels of peers: name, how many times, microseconds."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -108,7 +108,7 @@ def _own(
     found.steps, refused = timed(calls, repeats)
     if refused:
         found.notes.append("a plan could not be run step by step")
-    for name, each in (("hypatia", "microseconds"), ("limit", "limit")):
+    for name, each in (("hypatia", "microseconds"), ("predicted", "predicted"), ("limit", "limit")):
         found.kinds[name] = _summed((kind_of(line.name), getattr(line, each)) for line in found.steps)
 
 

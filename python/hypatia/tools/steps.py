@@ -17,6 +17,7 @@ class Line:
     count: int
     microseconds: float
     """Of all of them, as is what follows."""
+    predicted: float
     limit: float
     bound_by: str
 
@@ -42,6 +43,7 @@ def _lines(steps: Sequence[StepTime]) -> list[Line]:
             sizes,
             len(each),
             1e6 * sum(s.seconds for s in each),
+            1e6 * sum(s.predicted for s in each),
             1e6 * sum(s.least for s in each),
             each[0].bound_by,
         )

@@ -95,6 +95,7 @@ impl Plan {
             Task::Torch(step) => {
                 step.reads.iter().for_each(|o| demand.reach(o));
                 if let Some(q) = step.reads.first().filter(|_| step.name.contains("attention")) {
+                    demand.runs = numel(&q.shape[..q.shape.len().saturating_sub(1)]);
                     demand.vector = scores(q, step.multiplications(&self.values));
                 }
             }
@@ -110,21 +111,17 @@ impl Demand {
         if operand.is_dense() || operand.elements() <= 1 {
             return;
         }
-        let mut inner: Option<(usize, isize)> = None;
-        for (&size, &stride) in operand.shape.iter().zip(&operand.strides).rev() {
-            inner = match inner {
-                _ if size == 1 => inner,
-                None => Some((size, stride)),
-                Some((run, step)) if stride == step * run as isize => Some((run * size, step)),
-                found => {
-                    inner = found;
-                    break;
-                }
-            };
+        let dims = operand.shape.iter().zip(&operand.strides);
+        let mut dims = dims.rev().filter(|(size, _)| **size > 1).peekable();
+        let (mut run, step) = dims.next().map_or((1, 1), |(size, step)| (*size, *step));
+        while let Some((size, _)) = dims.next_if(|(_, stride)| **stride == step * run as isize) {
+            run *= size;
         }
-        let (run, step) = inner.unwrap_or((1, 1));
         let all = numel(&operand.shape);
-        self.runs += all / run as f64;
+        // One row for all stays where it is.
+        if dims.any(|(_, stride)| *stride != 0) {
+            self.runs += all / run as f64;
+        }
         if !matches!(step, 0 | 1) {
             self.apart += all;
         }
@@ -143,7 +140,7 @@ fn vector(region: &Region) -> f64 {
     let (needed, inputs) = (meaning.needed(), region.inputs().len());
     let instructions = meaning.instructions.iter().enumerate();
     let used = instructions.filter(|(i, _)| needed[inputs + i]);
-    used.map(|(_, instruction)| of_op(instruction.op)).sum()
+    used.fold(0.0, |sum, (_, instruction)| sum + of_op(instruction.op))
 }
 
 fn of_op(op: Op) -> f64 {

@@ -173,3 +173,46 @@ fn parts_and_tables_are_moved_as_far_as_they_are_read() {
     }));
     assert_eq!(plan.moved(&part), 64 * 4 + 8 * 64 * 4);
 }
+
+#[test]
+fn demands_count_operations_runs_and_elements_apart() {
+    let shape = vec![4, 8];
+    let value = || Value {
+        shape: vec![4, 8],
+        dtype: DType::F32,
+    };
+    let plan = Plan {
+        values: vec![value(), value(), value()],
+        constants: vec![1],
+        ..Plan::default()
+    };
+    let code = vec![Instruction::new(Op::Add, [0, 1]), Instruction::new(Op::Gelu, [2])];
+    let of = |strides: Vec<isize>| {
+        let operand = Operand {
+            strides,
+            ..Operand::dense(0, &[4, 8])
+        };
+        Task::Region(Box::new(RegionStep {
+            region: Region::new(&[DType::F32; 2], code.clone(), &[3], Rounding::EveryOp).unwrap(),
+            shape: shape.clone(),
+            inputs: vec![operand, Operand::dense(1, &[4, 8])],
+            reads: vec![],
+            outputs: vec![2],
+            slices: vec![],
+            dense: vec![8, 1],
+            placed: vec![],
+        }))
+    };
+    let dense = of(vec![8, 1]);
+    assert_eq!(dense.kind(), "region");
+    let demand = plan.demand(&dense);
+    // An addition and a GELU of each element; the second operand is a constant.
+    assert_eq!((demand.vector, demand.results), (32.0 * 21.0, 32.0));
+    assert_eq!((demand.runs, demand.apart, demand.constants), (0.0, 0.0, 128.0));
+    let gaps = plan.demand(&of(vec![16, 1]));
+    assert_eq!((gaps.runs, gaps.apart), (4.0, 0.0));
+    let turned = plan.demand(&of(vec![1, 4]));
+    assert_eq!((turned.runs, turned.apart), (4.0, 32.0));
+    // One row for all.
+    assert_eq!(plan.demand(&of(vec![0, 1])).runs, 0.0);
+}

@@ -51,7 +51,7 @@ class Settings(TypedDict):
     "--profile",
     "profiled",
     is_flag=True,
-    help="Show each step of the plan beside its limit, and peers' kernels.",
+    help="Show each step of the plan beside its prediction and limit, and peers' kernels.",
 )
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the results as JSON.")
 @click.option("--html", metavar="FILE", help="Write the results as one self-contained page.")
@@ -79,7 +79,8 @@ def bench(
     eager's. eager-graph is eager under a CUDA graph, aot-eager a call through torch.compile that changes
     nothing, hypatia-direct hypatia.compile. A profile is of hypatia.compile in inference, beside kernels of
     eager and inductor as far as they are measured; limits are what moving a step's bytes and doing its
-    multiplications takes at the rates of torch's own large copies and products.
+    multiplications takes at the rates of torch's own large copies and products, predictions what its kind of
+    step was expected to take at the rates that were measured on this machine.
 
     \b
     Examples:

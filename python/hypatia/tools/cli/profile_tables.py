@@ -35,7 +35,8 @@ def show(out: Console, profile: Profile) -> None:
 
 def _steps(profile: Profile) -> object:
     total = sum(line.microseconds for line in profile.steps)
-    rows = table("step", "reads and writes", ">times", ">us", ">share", ">limit", ">over limit", "by")
+    names = (">times", ">us", ">share", ">predicted", ">limit", ">over limit", "by")
+    rows = table("step", "reads and writes", *names)
     for line in profile.steps[:STEPS]:
         rows.add_row(
             safe(line.name)[0],
@@ -43,6 +44,7 @@ def _steps(profile: Profile) -> object:
             str(line.count),
             f"{line.microseconds:,.1f}",
             f"{line.microseconds / total:.0%}" if total else "-",
+            f"{line.predicted:,.1f}",
             f"{line.limit:,.1f}",
             f"{line.microseconds / line.limit:.1f}x" if line.limit else "-",
             line.bound_by,
@@ -51,7 +53,7 @@ def _steps(profile: Profile) -> object:
 
 
 def _kinds(profile: Profile) -> object:
-    names: list[str] = [name for name in ("hypatia", "limit") if name in profile.kinds]
+    names: list[str] = [name for name in ("hypatia", "predicted", "limit") if name in profile.kinds]
     names += [name for name in profile.kinds if name not in names]
     rows = table("kind of work", *(f">{name}, us" for name in names))
     for kind in next(iter(profile.kinds.values()), {}):

@@ -74,12 +74,13 @@ class TimingsData(TypedDict):
 
 
 class StepData(TypedDict):
-    """Equal steps of plans: what all of them take, and the least that they can take, in microseconds."""
+    """Equal steps of plans: what all of them take, were expected to take and can take at least, in microseconds."""
 
     name: str
     sizes: str
     count: int
     microseconds: float
+    predicted: float
     limit: float
     bound_by: str
 

@@ -160,18 +160,17 @@ def _memory(memory: dict[str, dict[str, int]]) -> Table:
 
 
 def _steps(steps: list[StepData]) -> Table:
-    """The longest steps, beside the least that they can take."""
-    table = Table(
-        "step", "reads and writes", "times", "time", "limit", "by", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for column in table.columns[2:5]:
+    """The longest steps, beside what they were expected to take, and the least that they can take."""
+    names = ("step", "reads and writes", "times", "time", "predicted", "limit", "by")
+    table = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:6]:
         column.justify = "right"
     for s in steps[:STEPS]:
-        times = (words.cost(s["microseconds"]), words.cost(s["limit"]))
+        times = (words.cost(s[key]) for key in ("microseconds", "predicted", "limit"))
         table.add_row(*map(Text, (s["name"], s["sizes"], str(s["count"]), *times, s["bound_by"])))
     if len(steps) > STEPS:
         rest = sum(s["microseconds"] for s in steps[STEPS:])
-        table.add_row(f"and {len(steps) - STEPS} more", "", "", words.cost(rest), "", "")
+        table.add_row(f"and {len(steps) - STEPS} more", "", "", words.cost(rest), "", "", "")
     return table
 
 
