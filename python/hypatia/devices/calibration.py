@@ -1,4 +1,4 @@
-"""Measures what a device can do, by small and large ones of torch's own kernels, in some tenths of a second."""
+"""Measures what a device can do, by small and large kernels of torch's, in some tenths of a second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a step of a plan will take on a device, by what it has to do and the device's measured rates.
 
 A step starts, moves, computes, and begins anew where its operands have gaps. How much of each is told by the
-plan; how long each takes was measured on the device (``rates.py``); how near the kernels of a kind come to these
-rates is a row of :data:`KINDS`.
+plan; how long each takes was measured on the device (``rates.py``); how near the kernels of a kind come to
+these rates is a row of :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ KINDS = {
     "depthwise": Kind(0.5, run=100.0),
     "attention": Kind(0.5),
 }
-"""On a CPU, by the kind of a step, and by the first word of its name. Bytes that are moved take longer than in
-a copy of the same numbers again and again, as they lie where the last step has left them. These were found
+"""On a CPU, by the kind of a step, and by the first word of its name. Bytes that are moved take longer
+than in a copy of the same numbers again and again, as they lie where the last step has left them. These were found
 once, by `bench/cost.py` over the zoo of the tests; the rates that they are multiplied by are the machine's.
 What has 0.5 and ones was not there on a CPU and was not looked at."""
 

@@ -1,7 +1,8 @@
 """What a device can do, as torch's own kernels reach it: bytes, products, vector operations, launches.
 
 Measured once, in some tenths of a second, and kept on disk. What a step has to move and to multiply, over the
-rates of large copies and products, is the least time that it can take; ``prediction.py`` says what it will take.
+rates of large copies and products, is the least time that it can take; ``prediction.py`` says what
+it will take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the time of a call goes: steps of plans beside predictions and limits, kernels of peers beside ours."""
+"""Where the time of a call goes: steps beside predictions and limits, kernels of peers beside ours."""
 
 from __future__ import annotations
 

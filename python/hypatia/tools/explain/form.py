@@ -74,7 +74,7 @@ class TimingsData(TypedDict):
 
 
 class StepData(TypedDict):
-    """Equal steps of plans: what all of them take, were expected to take and can take at least, in microseconds."""
+    """Equal steps of plans: microseconds of all of them, expected and least ones."""
 
     name: str
     sizes: str
