@@ -29,6 +29,13 @@ class Options:
         default=None,
         metadata={"doc": "machine of the cost model: cpu, h200 or gpu; None: the inputs' device"},
     )
+    costs: str = dataclasses.field(
+        default="shipped",
+        metadata={
+            "doc": "numbers of the cost model where no target is named: shipped, or measured on this machine "
+            "once and kept on disk (without a cache on disk: shipped)"
+        },
+    )
     freeze: bool | None = dataclasses.field(
         default=None,
         metadata={"doc": "fold and merge weights; None: in inference only. Changed weights are folded again"},
@@ -106,6 +113,7 @@ class Options:
         choices: dict[str, list[str | None]] = {
             "numerics": ["exact", "wider", "reassoc", "approx"],
             "target": [None, *_native.targets()],
+            "costs": ["shipped", "measured"],
             "verify": [None, *MODES],
             "fp32_products": ["auto", "plain"],
         }
@@ -121,8 +129,9 @@ class Options:
             raise OptionError("limits must not be negative")
         return self
 
-    def native(self, target: str) -> str:
-        """The options for the Rust core, as JSON, with the costs of a device if they name none."""
+    def native(self, target: str | dict[str, str | float]) -> str:
+        """The options for the Rust core, as JSON, with the costs of a device if they name none: the name of a
+        target, or its numbers."""
         return json.dumps(
             {
                 "target": self.target or target,

@@ -25,7 +25,7 @@ from ..capture import (
 )
 from ..capture.layout import reshape_views
 from ..capture.records import Captured, capture
-from ..devices import table
+from ..devices import table, targets
 from ..errors import UnsupportedError
 from ..execute import plans
 from ..execute.folding import folded_bytes
@@ -132,7 +132,8 @@ def _rebuilt(
     gm: fx.GraphModule, captured: Captured, request: Request
 ) -> tuple[program_cache.Optimization, Rebuilt]:
     """The optimized program and its graph; what comes from disk and does not fit is searched anew."""
-    options = request.options.native(table.of(captured.device).target(captured.device))
+    costs = "shipped" if request.options.target else request.options.costs
+    options = request.options.native(targets.target(captured.device, costs))
     kernels = {name for part, name in request.without if part == "kernel"}
     with timeline.stage(timeline.SEARCH):
         optimization = _searched(captured.text, options)

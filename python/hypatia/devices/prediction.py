@@ -55,23 +55,23 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "linear": Kind(0.19, 0.7, 1.0, 2.7, 250.0),
+    "linear": Kind(0.2, 0.75, 1.0, 3.2, 270.0),
     "batch": Kind(0.5),
-    "region": Kind(0.5, 1.0, 0.7, 2.2, 420.0, 12.0),
-    "rows": Kind(0.35, moving=3.0, run=100.0, apart=12.0),
-    "rows layernorm": Kind(0.05, vector=0.5, moving=3.5, run=700.0, apart=12.0),
-    "rows rmsnorm": Kind(0.17, vector=1.2, moving=0.3, apart=12.0),
+    "region": Kind(0.6, 1.0, 0.6, 2.8, 500.0, 12.0),
+    "rows": Kind(0.4, moving=3.0, run=100.0, apart=12.0),
+    "rows layernorm": Kind(0.05, vector=0.6, moving=4.0, run=800.0, apart=12.0),
+    "rows rmsnorm": Kind(0.2, vector=1.2, moving=0.4, apart=12.0),
     "columns": Kind(0.5, run=100.0),
     "norm": Kind(0.5, run=300.0),
     "depthwise": Kind(0.5, run=100.0),
     "attention": Kind(0.5),
 }
 """On a CPU, by the kind of a step, and by the first word of its name. Bytes that are moved take longer
-than in a copy of the same numbers again and again, as they lie where the last step has left them. These were found
-once, by `bench/cost.py` over the zoo of the tests; the rates that they are multiplied by are the machine's.
-What has 0.5 and ones was not there on a CPU and was not looked at."""
+than in a copy of the same numbers again and again, as they lie where the last step has left them. These
+were found once, by `bench/cost.py` over the zoo of the tests; the rates that they are multiplied by are the
+machine's. What has 0.5 and ones was not there on a CPU and was not looked at."""
 
-AFTER_CALL = 0.4
+AFTER_CALL = 0.5
 """What starts behind a call into torch takes so many launches more: that has used the caches."""
 
 CALL_RUN = 6000.0
@@ -82,15 +82,15 @@ PARALLEL = Kind(1.0)
 
 CALL_KINDS = {
     "convolution": (1.2, 1.0),
-    "packed convolution": (0.7, 0.9),
-    "attention": (0.6, 0.9),
+    "packed convolution": (0.75, 1.0),
+    "attention": (0.75, 1.0),
     "norm": (1.6, 0.2),
     "pool": (1.25, 0.8),
-    "product": (1.5, 1.7),
-    "reduction": (0.65, 0.1),
-    "lookup": (0.65, 1.0),
+    "product": (1.5, 2.0),
+    "reduction": (0.7, 0.2),
+    "lookup": (1.0, 1.0),
     "copy": (1.2, 1.0),
-    "other": (0.75, 1.0),
+    "other": (1.0, 1.0),
 }
 """How many times as long a call from a plan takes to start as from Python, and to do its work as a large one,
 on a CPU; found as :data:`KINDS` were."""
