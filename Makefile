@@ -232,6 +232,10 @@ bench-against: build ## this version beside that of the checkout OTHER, whose ex
 bench-calls: build ## what keywords, dictionaries and results of transformers' own cost beside plain calls
 	@$(BIN)/python bench/calls.py $(ARGS)
 
+.PHONY: bench-cost
+bench-cost: build ## what steps of plans were expected to take over what they take, for the zoo; ARGS="--device cuda"
+	@$(BIN)/python bench/cost.py $(ARGS)
+
 # What the targets above stand on.
 
 .PHONY: toolchain

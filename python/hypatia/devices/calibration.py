@@ -87,6 +87,8 @@ def _multiplied(dtype: torch.dtype, most: int, device: torch.device) -> list[lis
     while rows <= most:
         # Numbers, not zeros, which some devices multiply faster.
         left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+        if not found:
+            torch.mm(left, right)  # The first of a type prepares its kernel.
         seconds = _in_row(lambda a=left, b=right: torch.mm(a, b), device)  # type: ignore[misc]
         found.append([float(rows**3), rows**3 / seconds])
         if seconds > _LONG / 8:
