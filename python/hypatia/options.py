@@ -130,8 +130,7 @@ class Options:
         return self
 
     def native(self, target: str | dict[str, str | float]) -> str:
-        """The options for the Rust core, as JSON, with the costs of a device if they name none: the name of a
-        target, or its numbers."""
+        """The options for the Rust core, as JSON, with a device's target, by name or numbers, if they name none."""
         return json.dumps(
             {
                 "target": self.target or target,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from .. import _torch
-from . import table
+from . import probes, table
+from .probes import Call, Probe
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 """Element types whose products are measured, by the names that plans use."""
@@ -31,17 +30,6 @@ _TANH, _EXP = 12.0, 10.0
 
 _SMALL = 32
 """Elements of a small kernel."""
-
-Call = Callable[[], object]
-
-
-class Probe(NamedTuple):
-    """A call, and what it has to do."""
-
-    call: Call
-    moved: float
-    multiplications: float = 0.0
-    vector: float = 0.0
 
 
 def measured(device: torch.device) -> dict[str, Any]:
@@ -129,12 +117,12 @@ def _vector(source: torch.Tensor, target: torch.Tensor, launch: float, device: t
 
 def _calls(found: dict[str, Any], device: torch.device) -> dict[str, list[float]]:
     """Of each kind of torch's ops: seconds of a small one, and how far a large one is from these rates."""
-    pairs = _probes(device)
+    pairs = probes.pairs(device)
     # By turns, so that each finds caches as others leave them; large ones leave nothing of the small.
     small, large = (_by_turns([pair[at].call for pair in pairs.values()], device) for at in range(2))
     calls = {}
-    for kind, probes, less, more in zip(pairs, pairs.values(), small, large, strict=True):
-        ideal = [_ideal(found, probe) for probe in probes]
+    for (kind, pair), less, more in zip(pairs.items(), small, large, strict=True):
+        ideal = [_ideal(found, probe) for probe in pair]
         calls[kind] = [less, max((more - less) / (ideal[1] - ideal[0]), 1.0)]
     return calls
 
@@ -149,81 +137,6 @@ def _ideal(found: dict[str, Any], probe: Probe) -> float:
     """Seconds of what a probe does at the rates that were found."""
     moving = probe.moved / max(rate for _, rate in found["by_size"])
     return moving + probe.multiplications / found["products"]["f32"] + probe.vector / found["vector"]
-
-
-def _probes(device: torch.device) -> dict[str, tuple[Probe, Probe]]:
-    """A small and a large op of each kind; a GPU's large ones are larger."""
-    big = 1 if device.type == "cpu" else 8
-
-    def tensor(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device)
-
-    def convolution(channels: int, side: int, packed: bool) -> Probe:
-        x = tensor(4, channels, side, side).contiguous(memory_format=torch.channels_last)
-        w, b = tensor(channels, channels, 3, 3), tensor(channels)
-        terms, moved = 9.0 * channels * x.numel(), 4.0 * (2 * x.numel() + w.numel())
-        how = ([1, 1], [1, 1], [1, 1], 1)
-        if not packed or device.type != "cpu" or not hasattr(_torch.onednn, "_convolution_pointwise"):
-            return Probe(lambda: torch.conv2d(x, w, b, padding=1), moved, terms)
-        kernel = _torch.onednn._reorder_convolution_weight(w, *how)
-        call = _torch.onednn._convolution_pointwise.default
-        return Probe(lambda: call(x, kernel, b, *how, "none", [], ""), moved, terms)
-
-    def attention(length: int, width: int) -> Probe:
-        q = tensor(2, 4, length, width)
-        scores = 8.0 * length * length
-        call = lambda: F.scaled_dot_product_attention(q, q, q)  # noqa: E731
-        return Probe(call, 16.0 * q.numel(), 2 * scores * width, 8 * scores)
-
-    def product(rows: int) -> Probe:
-        a = tensor(4, rows, rows)
-        return Probe(lambda: torch.bmm(a, a), 12.0 * a.numel(), 4.0 * rows**3)
-
-    def of(call: Callable[[torch.Tensor], object], *shape: int, written: float = 1.0) -> Probe:
-        x = tensor(*shape)
-        return Probe(lambda: call(x), 4.0 * (1.0 + written) * x.numel())
-
-    def lookup(rows: int) -> Probe:
-        weight, at = tensor(1024, 64), torch.arange(rows, device=device) % 1024
-        return Probe(lambda: torch.embedding(weight, at), 8.0 * 64 * rows)
-
-    def indexed(rows: int) -> Probe:
-        x, at = tensor(1024, 64), torch.arange(rows, device=device) % 1024
-        return Probe(lambda: x[at], 8.0 * 64 * rows)
-
-    def mean(x: torch.Tensor) -> object:
-        return x.mean((1, 2))
-
-    def norm(x: torch.Tensor) -> object:
-        return torch.group_norm(x, 4)
-
-    def pool(x: torch.Tensor) -> object:
-        return torch.max_pool2d(x, 2)
-
-    def images(call: Callable[[torch.Tensor], object], *shape: int, written: float) -> Probe:
-        x = tensor(*shape).contiguous(memory_format=torch.channels_last)
-        return Probe(lambda: call(x), 4.0 * (1.0 + written) * x.numel())
-
-    def roll(x: torch.Tensor) -> object:
-        return x.roll(1, 1)
-
-    def other(x: torch.Tensor) -> object:
-        return x.cumsum(1)
-
-    side = 16 * big
-    return {
-        "convolution": (convolution(8, 4, packed=False), convolution(32, side, packed=False)),
-        "packed convolution": (convolution(8, 4, packed=True), convolution(32, side, packed=True)),
-        "attention": (attention(8, 8), attention(128 * big, 32)),
-        "product": (product(8), product(64 * big)),
-        "reduction": (of(mean, 4, 2, 2, 16, written=0.0), of(mean, 4, 2 * side, 2 * side, 64, written=0.0)),
-        "norm": (of(norm, 2, 16, 2, 2), of(norm, 2, 64, 2 * side, 2 * side)),
-        "pool": (images(pool, 2, 8, 4, 4, written=0.25), images(pool, 2, 32, side, side, written=0.25)),
-        "lookup": (lookup(4), lookup(1024 * big * big)),
-        "index": (indexed(4), indexed(1024 * big * big)),
-        "copy": (of(roll, 4, 16), of(roll, 1024, 64 * big * big)),
-        "other": (of(other, 4, 16), of(other, 1024, 64 * big * big)),
-    }
 
 
 def _in_row(call: Call, device: torch.device, tries: int = _TRIES) -> float:
