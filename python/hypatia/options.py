@@ -130,7 +130,7 @@ class Options:
         return self
 
     def native(self, target: str | dict[str, str | float]) -> str:
-        """The options for the Rust core, as JSON, with a device's target, by name or numbers, if they name none."""
+        """Options for the Rust core, as JSON, with a device's target or its numbers if they name none."""
         return json.dumps(
             {
                 "target": self.target or target,

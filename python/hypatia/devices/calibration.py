@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -32,7 +32,21 @@ _SMALL = 32
 """Elements of a small kernel."""
 
 
-def measured(device: torch.device) -> dict[str, Any]:
+class Numbers(TypedDict):
+    """The fields of the rates of a device."""
+
+    bandwidth: float
+    products: dict[str, float]
+    by_size: list[list[float]]
+    products_by_size: dict[str, list[list[float]]]
+    vector: float
+    launch: float
+    host: float
+    parallel: bool
+    calls: dict[str, list[float]]
+
+
+def measured(device: torch.device) -> Numbers:
     """The fields of the rates of a device."""
     large = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     with torch.no_grad():
@@ -41,7 +55,7 @@ def measured(device: torch.device) -> dict[str, Any]:
         most = _GPU_ROWS if device.type == "cuda" else _CPU_ROWS
         by_size = {name: _multiplied(dtype, most, device) for name, dtype in DTYPES.items()}
         launch, host = _launched(device)
-        found = {
+        found: Numbers = {
             "bandwidth": bandwidth,
             "products": {name: max(rate for _, rate in each) for name, each in by_size.items()},
             "by_size": copies,
@@ -50,6 +64,7 @@ def measured(device: torch.device) -> dict[str, Any]:
             "launch": launch,
             "host": host,
             "parallel": device.type != "cpu",
+            "calls": {},
         }
         found["calls"] = _calls(found, device)
     return found
@@ -115,7 +130,7 @@ def _vector(source: torch.Tensor, target: torch.Tensor, launch: float, device: t
     return count * sum(operations for operations, _ in functions) / taken
 
 
-def _calls(found: dict[str, Any], device: torch.device) -> dict[str, list[float]]:
+def _calls(found: Numbers, device: torch.device) -> dict[str, list[float]]:
     """Of each kind of torch's ops: seconds of a small one, and how far a large one is from these rates."""
     pairs = probes.pairs(device)
     # By turns, so that each finds caches as others leave them; large ones leave nothing of the small.
@@ -133,7 +148,7 @@ def _by_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
     return [min(each) for each in zip(*rounds, strict=True)]
 
 
-def _ideal(found: dict[str, Any], probe: Probe) -> float:
+def _ideal(found: Numbers, probe: Probe) -> float:
     """Seconds of what a probe does at the rates that were found."""
     moving = probe.moved / max(rate for _, rate in found["by_size"])
     return moving + probe.multiplications / found["products"]["f32"] + probe.vector / found["vector"]
