@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+
 from common import ROOT, machine
 
 from hypatia.devices import table

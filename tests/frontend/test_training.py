@@ -274,6 +274,36 @@ def test_forms_are_not_compared_where_a_result_has_another_shape(
     assert "cannot be compared" not in caplog.text
 
 
+class Detached(nn.Module):
+    """A result, and a part of it that has no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x)
+        return y.view(2, -1), y.detach()[:1], y.data.flatten()[1:], y
+
+
+@pytest.mark.parametrize("entry", ["compile", "torch.compile"])
+@pytest.mark.parametrize("kept", ["plan", "graph", "eager"])
+def test_a_detached_part_of_a_result_has_no_gradients(
+    kept: str, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever form the forward pass has."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setattr(timing, "instead", lambda forms: {name: float(name != kept) for name in forms})
+    model, x = Detached(), torch.randn(4, 4)
+    call = hypatia.compile(model) if entry == "compile" else torch.compile(model, backend="hypatia")
+    for _ in range(3):
+        results, expected = call(x), model(x)
+        assert [r.requires_grad for r in results] == [True, False, False, True]
+        torch.testing.assert_close(results, expected)
+        (results[0].sum() + results[3].square().sum()).backward()
+
+
 class Tied(nn.Module):
     """The weight of an embedding is that of the last layer, too."""
 

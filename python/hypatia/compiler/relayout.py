@@ -134,13 +134,23 @@ class Aliases:
                 found[first] = self._result(*self.pairs[first])
             if place not in found:
                 found[place] = self._beside(place, first, found[first])
-        return [self._apart(found[place], self.pairs[place][0]) for place in range(len(self.pairs))]
+        return [
+            self._detached(self._apart(found[place], old), old) for place, (old, _) in enumerate(self.pairs)
+        ]
 
     def _apart(self, new: fx.Node, old: fx.Node) -> fx.Node:
         """Results that were two tensors stay two, in the same memory: autograd may want a gradient of one."""
         if self.returned.setdefault(new, old) is old:
             return new
         return self.build.helper(aten.alias.default, new)
+
+    def _detached(self, new: fx.Node, old: fx.Node) -> fx.Node:
+        """A result that was detached from another one in its memory still is: as a view of that it would have
+        its gradients."""
+        memory = storage_of(old)
+        shared = memory is not None and sum(storage_of(other) == memory for other, _ in self.pairs) > 1
+        is_view = getattr(new.target, "is_view", False) and new.target is not aten.alias.default
+        return self.build.helper(aten.detach.default, new) if shared and is_view and _detaches(old) else new
 
     def _first(self, place: int) -> int:
         """Of the results in one memory, the one that has all of it, or the first."""
@@ -180,6 +190,15 @@ class Aliases:
 
     def _folded(self) -> set[int | None]:
         return {storage_of(n) for n in self.build.graph.nodes if n.meta.get("folded")} - {None}
+
+
+def _detaches(node: fx.Node) -> bool:
+    """Whether a view was detached from the memory that it shows."""
+    while getattr(node.target, "is_view", False) and node.all_input_nodes:
+        if node.target is aten.detach.default:
+            return True
+        node = node.all_input_nodes[0]
+    return False
 
 
 def _is_whole(value: torch.Tensor) -> bool:
