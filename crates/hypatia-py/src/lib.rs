@@ -398,7 +398,7 @@ fn targets() -> Vec<String> {
 /// The numbers of a target, as JSON: what `optimize` takes in place of its name.
 #[pyfunction]
 fn target_numbers(name: &str) -> PyResult<String> {
-    json(&PyTarget::Named(name.into()).target()?)
+    caught(|| json(&PyTarget::Named(name.into()).target()?))
 }
 
 #[pymodule]
