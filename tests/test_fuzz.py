@@ -254,7 +254,9 @@ from fuzz.check import is_steady
 from tests.test_fuzz import Row, _case
 
 for size in (60, 300, 1000):
-    assert not is_steady(_case(Row("v1", f"{{0}} + torch.empty(4, {size}).gt(1).sum()", ("x0",)))), size
+    # Now and then the tensor gets memory that nothing had before.
+    case = _case(Row("v1", f"{{0}} + torch.empty(4, {size}).gt(1).sum()", ("x0",)))
+    assert not all(is_steady(case) for _ in range(3)), size
 assert is_steady(_case(Row("v1", "{0} * 2", ("x0",))))
 """
 

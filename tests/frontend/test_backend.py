@@ -88,7 +88,7 @@ def test_registered_without_import() -> None:
     [
         (
             {"fast": True},
-            "has no option 'fast'; it has: backward_in_caller, disabled_rules, fp32_products, freeze",
+            "has no option 'fast'; it has: backward_in_caller, costs, disabled_rules, fp32_products, freeze",
         ),
         ({"node_limit": "many"}, "'node_limit' must be int"),
         ({"node_limit": True}, "'node_limit' must be int"),

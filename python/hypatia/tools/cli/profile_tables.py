@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from hypatia.tools.profile import Profile
 
+STEP = 14
+"""Columns that the names of steps have at least: sizes fold first."""
+
 STEPS = 20
 """Steps that are shown; JSON has all."""
 KERNELS = 6
@@ -35,8 +38,9 @@ def show(out: Console, profile: Profile) -> None:
 
 def _steps(profile: Profile) -> object:
     total = sum(line.microseconds for line in profile.steps)
-    names = (">times", ">us", ">share", ">predicted", ">limit", ">over limit", "by")
+    names = (">times", ">us", ">share", ">predicted", ">limit", ">over", "by")
     rows = table("step", "reads and writes", *names)
+    rows.columns[0].min_width = STEP
     for line in profile.steps[:STEPS]:
         rows.add_row(
             safe(line.name)[0],
