@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 from common import ROOT, machine
 
 from hypatia.devices import table
+from hypatia.devices.calibration import Rates, measured
 from hypatia.devices.prediction import call_kind, predicted, predicted_call
-from hypatia.devices.rates import Rates, measured, rates
+from hypatia.devices.rates import rates
 from hypatia.execute.step_times import Call, StepTime, plan_calls, step_times
 from hypatia.frontend.direct import compile as hypatia_compile
 

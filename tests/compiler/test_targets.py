@@ -14,7 +14,7 @@ import hypatia
 from hypatia import _native, store
 from hypatia.compiler import program_cache
 from hypatia.devices import rates as rates_module
-from hypatia.devices.rates import Rates
+from hypatia.devices.calibration import Rates
 from hypatia.devices.targets import measured, target
 from hypatia.options import OptionError, Options
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hypatia.devices import calibration
+from hypatia.devices.calibration import Rates
 from hypatia.devices.prediction import (
     AFTER_CALL,
     CALL_KINDS,
@@ -20,7 +21,6 @@ from hypatia.devices.prediction import (
     predicted,
     predicted_call,
 )
-from hypatia.devices.rates import Rates
 
 RATES = Rates(
     bandwidth=1e9,
@@ -125,7 +125,7 @@ def test_a_call_of_a_plan_takes_the_host_too() -> None:
 
 
 def test_a_processor_can_be_measured() -> None:
-    found = Rates(**calibration.measured(torch.device("cpu")))
+    found = calibration.measured(torch.device("cpu"))
     assert set(found.calls) >= {kind for kind, _ in CALLS} | {*CALL_KINDS}
     numbers = [found.bandwidth, found.vector, found.launch, found.host, *found.products.values()]
     numbers += [n for size in found.by_size for n in size] + [

@@ -57,7 +57,7 @@ def test_the_worst_kinds_come_first(cost: ModuleType) -> None:
 
 
 def test_the_best_of_several_calibrations(cost: ModuleType) -> None:
-    from hypatia.devices.rates import Rates
+    from hypatia.devices.calibration import Rates
 
     def made(speed: float) -> Rates:
         return Rates(

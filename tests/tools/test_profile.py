@@ -14,7 +14,8 @@ from torch import nn
 import hypatia
 from hypatia import store
 from hypatia.devices import cuda_steps
-from hypatia.devices.rates import Rates, rates
+from hypatia.devices.calibration import Rates
+from hypatia.devices.rates import rates
 from hypatia.execute.native import NativeGraph
 from hypatia.execute.step_times import plan_calls, step_times
 from hypatia.tools.cli import cli

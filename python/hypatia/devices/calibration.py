@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TypedDict
 
 import torch
 
@@ -32,22 +34,62 @@ _SMALL = 32
 """Elements of a small kernel."""
 
 
-class Numbers(TypedDict):
-    """The fields of the rates of a device."""
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Bytes, multiplications with additions, vector operations in a second; and seconds of small things."""
 
     bandwidth: float
+    """Of a large copy."""
     products: dict[str, float]
+    """By the element type of the factors."""
     by_size: list[list[float]]
+    """Bytes that a copy moves, and how many it moves in a second: small ones stay in caches."""
     products_by_size: dict[str, list[list[float]]]
+    """Multiplications of a product, and how many of them it makes in a second, likewise."""
     vector: float
+    """Vector operations, as the op table counts them, on numbers that lie in a cache."""
     launch: float
+    """Seconds of one more small kernel after others."""
     host: float
+    """Seconds that a call of a small op takes the host."""
     parallel: bool
+    """Whether a kernel moves and computes at once, and has a thread for each element, as on a GPU."""
     calls: dict[str, list[float]]
+    """Of torch's ops of a kind: seconds of a small one, and how many times as long a large one takes as what
+    it moves, multiplies and computes does at these rates."""
+
+    def seconds(self, moved: float, multiplications: float, dtype: str) -> float:
+        """The least time of a step: moving and multiplying overlap."""
+        return max(moved / self.bandwidth, multiplications / self.rate(dtype))
+
+    def rate(self, dtype: str) -> float:
+        """Multiplications of a type; what was not measured counts as fp32."""
+        return self.products.get(dtype) or self.products["f32"]
+
+    def moving(self, moved: float, within: float = 0.0) -> float:
+        """Seconds that moving so many bytes takes, of memory of which so many are used in turn."""
+        return moved / _at(self.by_size, max(moved, within), self.bandwidth)
+
+    def multiplying(self, multiplications: float, dtype: str) -> float:
+        """Seconds of a product of a size by torch."""
+        known = self.products_by_size.get(dtype) or self.products_by_size.get("f32", [])
+        return multiplications / _at(known, multiplications, self.rate(dtype))
 
 
-def measured(device: torch.device) -> Numbers:
-    """The fields of the rates of a device."""
+def _at(known: list[list[float]], size: float, large: float) -> float:
+    """A rate between those of the next smaller and the next larger size."""
+    at = bisect.bisect_left([s for s, _ in known], size)
+    if not known or at == len(known):
+        return large
+    if at == 0:
+        return known[0][1]
+    (low, before), (high, behind) = known[at - 1 : at + 1]
+    share = math.log(size / low) / math.log(high / low)
+    return float(before ** (1.0 - share) * behind**share)
+
+
+def measured(device: torch.device) -> Rates:
+    """Those of a device, measured now."""
     large = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     with torch.no_grad():
         source, target = (torch.ones(large // 4, device=device) for _ in range(2))
@@ -55,19 +97,18 @@ def measured(device: torch.device) -> Numbers:
         most = _GPU_ROWS if device.type == "cuda" else _CPU_ROWS
         by_size = {name: _multiplied(dtype, most, device) for name, dtype in DTYPES.items()}
         launch, host = _launched(device)
-        found: Numbers = {
-            "bandwidth": bandwidth,
-            "products": {name: max(rate for _, rate in each) for name, each in by_size.items()},
-            "by_size": copies,
-            "products_by_size": by_size,
-            "vector": _vector(source, target, launch, device),
-            "launch": launch,
-            "host": host,
-            "parallel": device.type != "cpu",
-            "calls": {},
-        }
-        found["calls"] = _calls(found, device)
-    return found
+        found = Rates(
+            bandwidth=bandwidth,
+            products={name: max(rate for _, rate in each) for name, each in by_size.items()},
+            by_size=copies,
+            products_by_size=by_size,
+            vector=_vector(source, target, launch, device),
+            launch=launch,
+            host=host,
+            parallel=device.type != "cpu",
+            calls={},
+        )
+        return dataclasses.replace(found, calls=_calls(found, device))
 
 
 def _copies(
@@ -130,7 +171,7 @@ def _vector(source: torch.Tensor, target: torch.Tensor, launch: float, device: t
     return count * sum(operations for operations, _ in functions) / taken
 
 
-def _calls(found: Numbers, device: torch.device) -> dict[str, list[float]]:
+def _calls(found: Rates, device: torch.device) -> dict[str, list[float]]:
     """Of each kind of torch's ops: seconds of a small one, and how far a large one is from these rates."""
     pairs = probes.pairs(device)
     # By turns, so that each finds caches as others leave them; large ones leave nothing of the small.
@@ -148,10 +189,10 @@ def _by_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
     return [min(each) for each in zip(*rounds, strict=True)]
 
 
-def _ideal(found: Numbers, probe: Probe) -> float:
+def _ideal(found: Rates, probe: Probe) -> float:
     """Seconds of what a probe does at the rates that were found."""
-    moving = probe.moved / max(rate for _, rate in found["by_size"])
-    return moving + probe.multiplications / found["products"]["f32"] + probe.vector / found["vector"]
+    moving = probe.moved / max(rate for _, rate in found.by_size)
+    return moving + probe.multiplications / found.products["f32"] + probe.vector / found.vector
 
 
 def _in_row(call: Call, device: torch.device, tries: int = _TRIES) -> float:

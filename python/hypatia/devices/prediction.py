@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .rates import Rates
+from .calibration import Rates
 
 
 class Demand(NamedTuple):

@@ -7,74 +7,17 @@ it will take.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import json
-import math
 import platform
 
 import torch
 
 from .. import store
-from . import calibration
+from .calibration import Rates, measured
 
 KIND = "rates"
 """Under which the store keeps them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """Bytes, multiplications with additions, vector operations in a second; and seconds of small things."""
-
-    bandwidth: float
-    """Of a large copy."""
-    products: dict[str, float]
-    """By the element type of the factors."""
-    by_size: list[list[float]]
-    """Bytes that a copy moves, and how many it moves in a second: small ones stay in caches."""
-    products_by_size: dict[str, list[list[float]]]
-    """Multiplications of a product, and how many of them it makes in a second, likewise."""
-    vector: float
-    """Vector operations, as the op table counts them, on numbers that lie in a cache."""
-    launch: float
-    """Seconds of one more small kernel after others."""
-    host: float
-    """Seconds that a call of a small op takes the host."""
-    parallel: bool
-    """Whether a kernel moves and computes at once, and has a thread for each element, as on a GPU."""
-    calls: dict[str, list[float]]
-    """Of torch's ops of a kind: seconds of a small one, and how many times as long a large one takes as what
-    it moves, multiplies and computes does at these rates."""
-
-    def seconds(self, moved: float, multiplications: float, dtype: str) -> float:
-        """The least time of a step: moving and multiplying overlap."""
-        return max(moved / self.bandwidth, multiplications / self.rate(dtype))
-
-    def rate(self, dtype: str) -> float:
-        """Multiplications of a type; what was not measured counts as fp32."""
-        return self.products.get(dtype) or self.products["f32"]
-
-    def moving(self, moved: float, within: float = 0.0) -> float:
-        """Seconds that moving so many bytes takes, of memory of which so many are used in turn."""
-        return moved / _at(self.by_size, max(moved, within), self.bandwidth)
-
-    def multiplying(self, multiplications: float, dtype: str) -> float:
-        """Seconds of a product of a size by torch."""
-        known = self.products_by_size.get(dtype) or self.products_by_size.get("f32", [])
-        return multiplications / _at(known, multiplications, self.rate(dtype))
-
-
-def _at(known: list[list[float]], size: float, large: float) -> float:
-    """A rate between those of the next smaller and the next larger size."""
-    at = bisect.bisect_left([s for s, _ in known], size)
-    if not known or at == len(known):
-        return large
-    if at == 0:
-        return known[0][1]
-    (low, before), (high, behind) = known[at - 1 : at + 1]
-    share = math.log(size / low) / math.log(high / low)
-    return float(before ** (1.0 - share) * behind**share)
-
 
 _known: dict[str, Rates] = {}
 """Of this process, whether or not there is a folder to keep them in."""
@@ -90,11 +33,6 @@ def rates(device: torch.device) -> Rates:
             found = fresh
             store.put(KIND, key, json.dumps(dataclasses.asdict(found)).encode())
     return _known.setdefault(key, found)
-
-
-def measured(device: torch.device) -> Rates:
-    """Those of a device, measured now."""
-    return Rates(**calibration.measured(device))
 
 
 def _key(device: torch.device) -> str:

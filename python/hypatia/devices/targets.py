@@ -8,7 +8,8 @@ import torch
 
 from .. import _native, store
 from . import table
-from .rates import Rates, rates
+from .calibration import Rates
+from .rates import rates
 
 Target = str | dict[str, str | float]
 """A name, or the numbers of one: rates in a microsecond, and microseconds."""
