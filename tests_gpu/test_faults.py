@@ -100,10 +100,10 @@ def check_a_fault_in_products_of_few_rows() -> str:
 
 
 def check_a_fault_in_copies_of_padded_rows() -> str:
-    """The same, of what copies aligned rows to where they belong."""
+    """The same, of what copies aligned rows to where they belong. With more rows another kernel is faster."""
     torch.manual_seed(0)
     model = nn.Linear(768, 30523, bias=False).cuda().to(BF16)
-    x = torch.randn(512, 768, device="cuda", dtype=BF16)
+    x = torch.randn(96, 768, device="cuda", dtype=BF16)
     found = []
     for old, new in (("words[i + skipped],", "words[i],"), ("*to = low;", "*to = units[1];")):
         with torch.no_grad(), wrong_cuda_text(old, new):
@@ -111,4 +111,27 @@ def check_a_fault_in_copies_of_padded_rows() -> str:
             _assert_right(compiled(x), model, x)
         assert "padded" not in _kinds(compiled)
         found += _kinds(compiled)
+    return ", ".join(found)
+
+
+def check_a_fault_in_unaligned_rows() -> str:
+    """The same, of the kernel for rows that begin anywhere: columns, rows, what is written by hand, and sums."""
+    torch.manual_seed(0)
+    model = nn.Linear(768, 30523).cuda().to(BF16)
+    x = torch.randn(512, 768, device="cuda", dtype=BF16)
+    found = []
+    for old, new in (
+        ("const u32 shift = skips * DEEP;", "const u32 shift = (skips ^ 1) * DEEP;"),
+        ("(c / 8 ^ r % 8) * 16 + c % 8 * 2", "(c / 8 ^ r % 8) * 16 + c % 7 * 2"),
+        ("(2 * i + lane / 16) ^ r % 8", "(2 * i + lane / 16) ^ r % 4"),
+        ("step + i > 0", "step + i > 1"),
+        ("? wide(bias[at]) : 0.0f", "? 1.0f + wide(bias[at]) : 0.0f"),
+    ):
+        with torch.no_grad(), wrong_cuda_text(old, new):
+            compiled = _compiled(model, x, verify="off")
+            _assert_right(compiled(x), model, x)
+        assert "unaligned" not in _kinds(compiled), old
+        found += _kinds(compiled)
+    with torch.no_grad():
+        assert "unaligned" in _kinds(_compiled(model, x)), "without a fault it is not used"
     return ", ".join(found)

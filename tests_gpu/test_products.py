@@ -193,6 +193,43 @@ def check_odd_columns() -> str:
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
+def check_unaligned_rows() -> str:
+    """The kernel for rows that begin anywhere: sizes around those of its tiles, sums that end within a step, and again."""
+    kinds: collections.Counter[str] = collections.Counter()
+    sizes = (
+        (512, 768, 50257),
+        (4096, 768, 30522),
+        (1000, 1032, 8193),
+        (1536, 512, 2047),
+        (385, 1064, 4099),
+        (2047, 264, 1023),
+        (512, 2056, 257),
+        (511, 520, 30525),
+    )
+    for dtype, (rows, features, n), bias in itertools.product(
+        (torch.bfloat16, torch.float16), sizes, (True, False)
+    ):
+        torch.manual_seed(0)
+        what = f"{rows} x {features} -> {n}, {dtype}, bias {bias}"
+        model = nn.Linear(features, n, bias=bias).cuda().to(dtype).eval()
+        x = torch.randn(rows, features, device="cuda").to(dtype)
+        compiled = _compiled(model, x)
+        kinds.update(compiled._last.native.__self__.binding.kinds)
+        with torch.no_grad():
+            out, eager = compiled(x), model(x)
+            weight, unit = model.weight.double(), DTYPES[str(dtype).removeprefix("torch.")]
+            for at in range(0, rows, 512):
+                exact = F.linear(x[at : at + 512].double(), weight, model.bias.double() if bias else None)
+                _judge(what, out[at : at + 512], eager[at : at + 512], exact, unit)
+                worst = (out[at : at + 512].double() - exact).abs().max() / exact.abs().max()
+                assert worst < 4 * unit, f"{what}: {worst:.1e}"
+            # The memory around a result is its neighbours', and every call gives the same.
+            for _ in range(300):
+                assert torch.equal(compiled(x), out), what
+    assert kinds["unaligned"] >= 16, kinds
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
 def check_batches() -> str:
     """Several matrices at a time, in all layouts."""
     done = 0

@@ -5,12 +5,14 @@
 
 mod event;
 mod graph;
+mod map;
 mod memory;
 mod module;
 mod stream;
 
 pub use event::Event;
 pub use graph::{Executable, Graph, Node};
+pub(crate) use map::{Map, Matrix};
 pub use memory::Buffer;
 pub use module::{Function, Module};
 pub use stream::Stream;

@@ -34,6 +34,7 @@ pub mod plan;
 pub mod replay;
 pub mod setting;
 mod sys;
+mod unaligned;
 
 pub use abilities::ABILITIES;
 pub use error::{Error, Result};

@@ -165,7 +165,9 @@ pub fn compile(name: &str, source: &str, arch: Arch) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::get()?;
     let plain = |text: String| CString::new(text).map_err(|e| Error::malformed(format!("kernel {name}: {e}")));
     let (text, file) = (plain(source.into())?, plain(format!("{name}.cu"))?);
-    let options = [format!("--gpu-architecture={arch}")];
+    // Products by warp groups are for one architecture and none after it.
+    let only = if source.contains("wgmma") { "a" } else { "" };
+    let options = [format!("--gpu-architecture={arch}{only}")];
     let options = options.into_iter().chain(OPTIONS.map(String::from)).map(plain);
     let options: Vec<CString> = options.collect::<Result<_>>()?;
     let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();

@@ -17,6 +17,10 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CAPTURE_RELAXED: c_uint = 2;
 pub(super) const NODE_KERNEL: c_uint = 0;
 pub(super) const FUNCTION_MOST_SHARED: c_int = 8;
+pub(super) const MAP_F16: c_uint = 6;
+pub(super) const MAP_BF16: c_uint = 9;
+pub(super) const MAP_SWIZZLE_128: c_uint = 3;
+pub(super) const MAP_FETCHES_128: c_uint = 2;
 
 /// `CUgraphExecUpdateResultInfo`.
 #[repr(C)]
@@ -112,6 +116,11 @@ library! {
         fn cuGraphExecDestroy(executable: Handle);
         fn cuGraphLaunch(executable: Handle, stream: Handle);
         fn cuGraphUpload(executable: Handle, stream: Handle);
+        fn cuTensorMapEncodeTiled(
+            map: *mut c_void, dtype: c_uint, rank: c_uint, address: Address, sizes: *const u64, strides: *const u64,
+            part: *const c_uint, steps: *const c_uint, interleaved: c_uint, swizzle: c_uint, promotion: c_uint,
+            outside: c_uint,
+        );
     }
     plain {
         fn cuGetErrorName(code: u32, name: *mut *const c_char) -> u32;

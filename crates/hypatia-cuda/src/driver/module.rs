@@ -118,10 +118,24 @@ impl Function {
         shared: u32,
         arguments: &[u64],
     ) -> Result<()> {
-        let mut pointers: smallvec::SmallVec<[*mut c_void; 16]> = arguments
-            .iter()
-            .map(|a| std::ptr::from_ref(a).cast_mut().cast())
-            .collect();
+        let pointers = arguments.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast());
+        let mut pointers: smallvec::SmallVec<[*mut c_void; 16]> = pointers.collect();
+        // SAFETY: promised by the caller.
+        unsafe { self.launch_given(stream, blocks, threads, shared, &mut pointers) }
+    }
+
+    /// The same with arguments of any size, by their addresses.
+    ///
+    /// # Safety
+    /// As of [`Function::launch`]; the arguments live through the call and have the sizes of the kernel's parameters.
+    pub(crate) unsafe fn launch_given(
+        &self,
+        stream: Stream,
+        blocks: [u32; 3],
+        threads: u32,
+        shared: u32,
+        pointers: &mut [*mut c_void],
+    ) -> Result<()> {
         let [x, y, z] = blocks;
         if self.waits && stream.begins_early() {
             let mut attribute = LaunchAttribute {

@@ -17,6 +17,7 @@ use crate::interleaved::{self, Interleaved};
 use crate::kernel::Loaded;
 use crate::padded::Padded;
 use crate::setting::tuned;
+use crate::unaligned::{self, Unaligned};
 use crate::{Error, Result};
 
 /// About what a launch takes in a graph, in microseconds.
@@ -37,6 +38,8 @@ enum How {
     Few(Box<Few>),
     /// What cuBLASLt does faster into memory in which rows are aligned.
     Padded(Box<Padded>),
+    /// What a kernel of ours does faster into rows that begin anywhere.
+    Unaligned(Box<Unaligned>),
     /// What it does faster without the last columns of its left factor.
     Cut(Box<Cut>),
     /// What cuBLASLt does not do as one.
@@ -127,6 +130,9 @@ impl Product {
             if Interleaved::serves(&problem) {
                 found.push((interleaved::MODULE.0, interleaved::MODULE.1.to_owned()));
             }
+            if Unaligned::serves(device, &problem) {
+                found.push((unaligned::NAME, unaligned::source(problem.input)));
+            }
         }
         found
     }
@@ -138,6 +144,7 @@ impl Product {
             How::Interleaved(_) => "interleaved",
             How::Few(_) => "few",
             How::Padded(_) => "padded",
+            How::Unaligned(_) => "unaligned",
             How::Cut(_) => "cut",
             How::Apart(apart) => apart.kind(),
         }
@@ -157,7 +164,7 @@ impl Product {
         let product = match &self.how {
             How::Whole(product) => product.workspace(),
             How::Interleaved(product) => product.workspace(),
-            How::Few(_) => 0,
+            How::Few(_) | How::Unaligned(_) => 0,
             How::Padded(product) => product.workspace(),
             How::Cut(product) => product.workspace(),
             How::Apart(apart) => apart.workspace(),
@@ -179,6 +186,7 @@ impl Product {
                 How::Interleaved(product) => product.launch(stream, &operands)?,
                 How::Few(product) => product.launch(stream, &operands)?,
                 How::Padded(product) => product.launch(stream, &operands)?,
+                How::Unaligned(product) => product.launch(stream, &operands)?,
                 How::Cut(product) => product.launch(stream, &operands)?,
                 How::Apart(apart) => apart.launch(stream, &operands)?,
             }
@@ -217,17 +225,37 @@ unsafe fn fastest(
     }
     if let Ok(problem) = problem {
         // SAFETY: promised by the caller.
-        let (interleaved, padded, cut) = unsafe {
-            let rows = Interleaved::new(device, problem, setting);
-            let took = Interleaved::microseconds;
-            let rows = if_faster(device, problem, setting, rows, "by interleaved rows", took);
-            let padded = Padded::new(device, problem, setting);
-            let took = Padded::microseconds;
-            let padded = if_faster(device, problem, setting, padded, "with padded rows", took);
-            (rows, padded, faster_cut(device, problem, setting))
+        let (unaligned, cut) = unsafe {
+            let kernel = Unaligned::new(device, problem, setting);
+            let took = Unaligned::microseconds;
+            let kernel = if_faster(
+                device,
+                problem,
+                setting,
+                kernel,
+                "by the kernel for unaligned rows",
+                took,
+            );
+            (kernel, faster_cut(device, problem, setting))
         };
-        found.extend(interleaved.map(|way| (way.microseconds(), How::Interleaved(Box::new(way)))));
-        found.extend(padded.map(|way| (way.microseconds(), How::Padded(Box::new(way)))));
+        // Faster than the two that are made of products of the library's, which take long to measure.
+        if !unaligned.as_ref().is_some_and(Unaligned::fills) {
+            // SAFETY: promised by the caller.
+            let (interleaved, padded) = unsafe {
+                let rows = Interleaved::new(device, problem, setting);
+                let took = Interleaved::microseconds;
+                let rows = if_faster(device, problem, setting, rows, "by interleaved rows", took);
+                let padded = Padded::new(device, problem, setting);
+                let took = Padded::microseconds;
+                (
+                    rows,
+                    if_faster(device, problem, setting, padded, "with padded rows", took),
+                )
+            };
+            found.extend(interleaved.map(|way| (way.microseconds(), How::Interleaved(Box::new(way)))));
+            found.extend(padded.map(|way| (way.microseconds(), How::Padded(Box::new(way)))));
+        }
+        found.extend(unaligned.map(|way| (way.microseconds(), How::Unaligned(Box::new(way)))));
         found.extend(cut.map(|way| (way.microseconds(), How::Cut(Box::new(way)))));
     }
     let best = found.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));

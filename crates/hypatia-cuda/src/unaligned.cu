@@ -1,0 +1,259 @@
+// x * w^T of 16-bit numbers into rows that are no multiple of 16 bytes, by warp groups of an H100 or H200. Rows that are
+// eight apart start alike, and so a warp group computes 64 such rows. It takes its columns from the first that is
+// aligned in its rows: the tile of the weight has eight more than the 256 of a warp group. So all is written by the engine
+// that copies tensors, as if rows were aligned, but for the first numbers of each row.
+//
+// Two warp groups of a block and two blocks of a cluster share a tile of the weight, of which each block fetches half for
+// both. One warp fetches; what was computed is written while the next tile is.
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+constexpr int ROWS = 64, COLUMNS = 256, DEPTH = 64, STAGES = 4, GROUPS = 2, UNIT = 8;
+// Bytes in shared memory: rows of DEPTH numbers, and what a warp group writes at a time.
+constexpr int DEEP = 2 * DEPTH, X = ROWS * DEEP, W = (COLUMNS + UNIT) * DEEP, STAGE = GROUPS * X + W, OUT = ROWS * 128;
+constexpr int OUTS = STAGES * STAGE, BARRIERS = OUTS + GROUPS * OUT;
+
+// What the driver made of a tensor's address, sizes and strides.
+struct __align__(64) Map {
+    u64 words[16];
+};
+// Rows that start alike of the left factor and of the result, and the weight by halves of a tile and by eight rows.
+struct Maps {
+    Map x[UNIT], out[UNIT], w, few;
+};
+
+__device__ __forceinline__ void init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// The same barrier of another block of the cluster.
+__device__ __forceinline__ void arrive(u32 barrier, u32 block) {
+    asm volatile(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(
+            barrier),
+        "r"(block)
+        : "memory");
+}
+__device__ __forceinline__ void fetch(u32 to, const Map* map, u32 barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+__device__ __forceinline__ void fetch_for_both(u32 to, const Map* map, u32 barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to),
+        "l"(map), "r"(barrier), "h"((u16)3), "r"(column), "r"(row)
+        : "memory");
+}
+__device__ __forceinline__ void write(const Map* map, u32 from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(column), "r"(row)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until what was given to be written has been read.
+__device__ __forceinline__ void written() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ void group_sync(int group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+// Rows of 128 bytes, swizzled; eight of them are 1024 bytes apart from the next eight.
+__device__ __forceinline__ u64 described(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+// sums += (or =) 64 x 16 numbers times 16 x 256.
+__device__ __forceinline__ void multiply(float (&sums)[128], u64 x, u64 w, int add) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.TYPE.TYPE {REGISTERS}, %128, %129, p, 1, 1, 0, 0; }\n"
+        : SUMS
+        : "l"(x), "l"(w), "r"(add));
+}
+__device__ __forceinline__ u32 packed(float low, float high) {
+    u32 both;
+    asm("cvt.rn.TYPEx2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ float wide(u16 bits) {
+    float value;
+    asm("cvt.f32.TYPE %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// The columns of a row before the first that is aligned; eight if that is its first.
+__device__ __forceinline__ int skipped(int kind, i64 n) {
+    return UNIT - (int)(kind * n % UNIT);
+}
+
+// What one warp group writes: rounded, held in registers until the tensor cores are busy with the next tile. Then it goes
+// through shared memory in parts, 64 columns by two of them.
+struct Held {
+    u32 pairs[64];
+    u32 tile;
+};
+constexpr int PARTS = 8;
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) unaligned(
+    const __grid_constant__ Maps maps, const u16* bias, u16* out, i64 m, i64 n, i64 k) {
+    extern __shared__ __align__(1024) unsigned char dynamic[];
+    const u32 base = (u32)__cvta_generic_to_shared(dynamic), full = base + BARRIERS, empty = full + 8 * STAGES;
+    const int group = (int)threadIdx.x / 128, rank = blockIdx.x % 2;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            init(full + 8 * s, 1);
+            init(empty + 8 * s, 2 * GROUPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    cluster_sync();
+    // Units of rows for four warp groups; the columns change last.
+    const u32 high = 2 * (u32)((m + UNIT * ROWS - 1) / (UNIT * ROWS));
+    const u32 tiles = high * (u32)((n + UNIT - 1 + COLUMNS - 1) / COLUMNS);
+    const int steps = (int)((k + DEPTH - 1) / DEPTH);
+    u32 stage = 0, phase = 0;
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 0) {
+            for (u32 tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+                const int unit = (int)(tile % high) * 4 + rank * GROUPS, kind = unit % UNIT, row = unit / UNIT * ROWS;
+                const int column = (int)(tile / high) * COLUMNS - UNIT, half = rank * (COLUMNS / 2);
+                for (int step = 0; step < steps; step++) {
+                    const u32 to = base + stage * STAGE, there = full + 8 * stage, w = to + GROUPS * X;
+                    wait(empty + 8 * stage, phase ^ 1);
+                    expect(there, STAGE);
+                    fetch(to, &maps.x[kind], there, step * DEPTH, row);
+                    fetch(to + X, &maps.x[kind + 1], there, step * DEPTH, row);
+                    fetch_for_both(w + half * DEEP, &maps.w, there, step * DEPTH, column + half);
+                    if (rank == 0) fetch_for_both(w + COLUMNS * DEEP, &maps.few, there, step * DEPTH, column + COLUMNS);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        const int mine = group - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+        const u32 down = base + OUTS + mine * OUT;
+        float sums[128];
+        Held held = {};
+        u32 before = 0;
+        const auto kind_of = [&](u32 tile) { return (int)(tile % high * 4 + rank * GROUPS + mine) % UNIT; };
+        const auto row_of = [&](u32 tile) { return (int)(tile % high * 4) / UNIT * ROWS; };
+        const auto start = [&](int step, u32 shift) {
+            wait(full + 8 * stage, phase);
+            const u32 from = base + stage * STAGE;
+            const u64 left = described(from + mine * X), right = described(from + GROUPS * X + shift);
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i < DEPTH / 16; i++) multiply(sums, left + 2 * i, right + 2 * i, step + i > 0);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        };
+        const auto finish = [&](int step) {
+            if (step > 0) {
+                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                if (thread < 2) arrive(empty + 8 * before, thread);
+            }
+            before = stage;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        };
+        const auto put_down = [&](int part) {
+            const int side = part / 2, kind = kind_of(held.tile), row = row_of(held.tile);
+            const int at = (int)(held.tile / high) * COLUMNS - UNIT + 64 * side, skips = skipped(kind, n);
+            if (part % 2 == 1) {
+                group_sync(mine);
+                if (thread == 0 && at >= 0) write(&maps.out[kind], down, at, row);
+                // The engine writes eight numbers at a time, and none of 64 of which some are before the first.
+                const int end = at < 0 ? at : (int)(n - skips) / UNIT * UNIT;
+                if (end >= at + 64) return;
+                const unsigned char* from = dynamic + OUTS + mine * OUT;
+                for (int i = thread; i < 64 * ROWS; i += 128) {
+                    const int r = i / 64, c = i % 64;
+                    const i64 into = (i64)(row + r) * UNIT + kind, column = at + skips + c;
+                    if (at + c >= end && into < m && column >= 0 && column < n)
+                        out[into * n + column] = *(const u16*)(from + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2);
+                }
+                return;
+            }
+            if (thread == 0) written();
+            group_sync(mine);
+            const u32 r = warp * 16 + lane % 16, to = down + r * 128;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int j = 8 * side + 2 * i;
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                                 to + ((2 * i + lane / 16) ^ r % 8) * 16),
+                             "r"(held.pairs[j]), "r"(held.pairs[32 + j]), "r"(held.pairs[j + 1]), "r"(held.pairs[33 + j])
+                             : "memory");
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        };
+        // Once more after the last tile, which is written then.
+        for (u32 tile = blockIdx.x / 2;; tile += gridDim.x / 2) {
+            const int skips = skipped(kind_of(tile), n), now = tile < tiles ? steps : 0;
+            const u32 shift = skips * DEEP;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                if (part < now) {
+                    start(part, shift);
+                    finish(part);
+                }
+                if (tile != blockIdx.x / 2) put_down(part);
+            }
+            if (tile >= tiles) {
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                break;
+            }
+            for (int step = PARTS; step < steps; step++) {
+                start(step, shift);
+                finish(step);
+            }
+            float2* const added = (float2*)(dynamic + OUTS + mine * OUT);
+            if (bias) {
+                if (thread == 0) written();
+                group_sync(mine);
+                for (int i = thread; i < COLUMNS; i += 128) {
+                    const i64 at = (i64)(tile / high) * COLUMNS - UNIT + skips + i;
+                    ((float*)added)[i] = at >= 0 && at < n ? wide(bias[at]) : 0.0f;
+                }
+                group_sync(mine);
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (thread < 2) arrive(empty + 8 * before, thread);
+            if (bias) {
+#pragma unroll
+                for (int j = 0; j < 32; j++) {
+                    const float2 b = added[4 * j + thread % 4];
+                    sums[4 * j] += b.x, sums[4 * j + 1] += b.y, sums[4 * j + 2] += b.x, sums[4 * j + 3] += b.y;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                const int at = 4 * (i % 32) + i / 32 * 2;
+                held.pairs[i] = packed(sums[at], sums[at + 1]);
+            }
+            held.tile = tile;
+        }
+        if (thread == 0) written();
+    }
+    cluster_sync();
+}

@@ -1,0 +1,254 @@
+//! The same products as those of [interleaved rows](crate::interleaved), as one launch of a kernel of ours, on GPUs of the
+//! architecture 9.0: warp groups multiply, and whatever is copied is copied by the engine for tensors.
+
+use std::ffi::c_void;
+
+use hypatia_core::ty::DType;
+use hypatia_runtime::tuning::Entry;
+
+use crate::driver::{Device, Function, Map, Matrix, Stream};
+use crate::gemm::{Epilogue, Launch, Operands, Problem};
+use crate::interleaved::{Interleaved, UNIT};
+use crate::nvrtc::Arch;
+use crate::setting::{Setting, key_of, times};
+use crate::{Error, Result, kernel};
+
+const SOURCE: &str = include_str!("unaligned.cu");
+
+/// The kernel, and what it is called in the tuning database.
+pub(crate) const NAME: &str = "unaligned";
+
+/// Of the kernel; measurements of others do not count.
+const VERSION: u32 = 1;
+
+/// The only architecture that has these instructions.
+const ARCH: Arch = Arch::new(9, 0);
+
+/// Rows of a warp group, columns of a block, and numbers that are summed up at a time. These and the next are the kernel's.
+const ROWS: usize = 64;
+const COLUMNS: usize = 256;
+const DEPTH: usize = 64;
+const STAGES: usize = 4;
+const GROUPS: usize = 2;
+
+/// Bytes of shared memory: both factors of each stage, what is written, and two barriers for each stage.
+const SHARED: usize = STAGES * 2 * DEPTH * (GROUPS * ROWS + COLUMNS + UNIT) + GROUPS * ROWS * 128 + STAGES * 16;
+
+const THREADS: u32 = 384;
+
+/// With fewer rows most of what a warp group computes is for nothing.
+const LEAST: usize = 128;
+
+/// As in the kernel: rows of the left factor and of the result that start alike, the weight by halves of a tile and by
+/// eight rows.
+#[repr(C)]
+#[derive(Default)]
+struct Maps([Map; 2 * UNIT + 2]);
+
+/// A product by the kernel.
+#[derive(Debug)]
+pub(crate) struct Unaligned {
+    problem: Problem,
+    function: Function,
+    microseconds: f64,
+}
+
+impl Unaligned {
+    /// True if it is worth trying.
+    pub(crate) fn serves(device: &Device, problem: &Problem) -> bool {
+        device.arch() == ARCH && fits(problem)
+    }
+
+    /// The kernel; none if it is not worth trying.
+    ///
+    /// # Safety
+    /// The setting's memory is the device's.
+    pub(crate) unsafe fn new(
+        device: &'static Device,
+        problem: &Problem,
+        setting: &mut Setting<'_>,
+    ) -> Result<Option<Unaligned>> {
+        if !Unaligned::serves(device, problem) {
+            return Ok(None);
+        }
+        let function = kernel::function(device, NAME, &source(problem.input))?;
+        function.allow_shared(SHARED as u32)?;
+        let mut made = Unaligned {
+            problem: *problem,
+            function,
+            microseconds: f64::INFINITY,
+        };
+        let key = key_of(device, problem, NAME, Some(VERSION))?;
+        let known = setting.database.known_or(key, || {
+            let ways: [(String, &dyn Launch); 1] = [(NAME.to_string(), &made)];
+            // SAFETY: promised by the caller.
+            let times = unsafe { times(problem, &ways, 0, setting)? };
+            let (chosen, data) = (NAME.to_string(), vec![]);
+            Ok::<_, Error>(Entry { chosen, times, data })
+        })?;
+        let Some(microseconds) = known.times.get(NAME) else {
+            return Ok(None);
+        };
+        made.microseconds = *microseconds;
+        Ok(Some(made))
+    }
+
+    /// Whether most rows that it computes are asked for.
+    pub(crate) fn fills(&self) -> bool {
+        4 * self.problem.m >= 3 * self.problem.m.next_multiple_of(UNIT * ROWS)
+    }
+
+    /// What a run takes.
+    pub(crate) fn microseconds(&self) -> f64 {
+        self.microseconds
+    }
+
+    /// Two blocks of a cluster for each multiprocessor pair, and no more than there are tiles.
+    fn blocks(&self) -> u32 {
+        let Problem { m, n, .. } = self.problem;
+        let tiles = 2 * m.div_ceil(UNIT * ROWS) * (n + UNIT - 1).div_ceil(COLUMNS);
+        let clusters = self.function.device().multiprocessors() as usize / 2;
+        2 * tiles.min(clusters) as u32
+    }
+
+    fn maps(&self, o: &Operands) -> Result<Maps> {
+        let Problem {
+            m,
+            n,
+            k,
+            input,
+            left,
+            right,
+            ..
+        } = self.problem;
+        let make = |elements: usize, address: u64, [rows, columns, row]: [usize; 3], part: usize| {
+            let address = address + 2 * elements as u64;
+            let matrix = Matrix {
+                address,
+                rows,
+                columns,
+                row,
+            };
+            Map::new(input == DType::F16, matrix, part)
+        };
+        let mut maps = Maps::default();
+        for kind in 0..UNIT {
+            let (rows, first) = ((m - kind).div_ceil(UNIT), UNIT - kind * n % UNIT);
+            maps.0[kind] = make(kind * left.ld, o.left, [rows, k, UNIT * left.ld], ROWS)?;
+            let columns = (n - first) / UNIT * UNIT;
+            maps.0[UNIT + kind] = make(kind * n + first, o.out, [rows, columns, UNIT * n], ROWS)?;
+        }
+        for (at, part) in [(2 * UNIT, COLUMNS / 2), (2 * UNIT + 1, UNIT)] {
+            maps.0[at] = make(0, o.right, [n, k, right.ld], part)?;
+        }
+        Ok(maps)
+    }
+
+    /// # Safety
+    /// As of [`Gemm::launch`](crate::gemm::Gemm::launch).
+    pub(crate) unsafe fn launch(&self, stream: Stream, o: &Operands) -> Result<()> {
+        let p = &self.problem;
+        let biased = p.epilogue == Epilogue::Bias;
+        let lacks = [o.left, o.right, o.out].contains(&0) || biased && o.bias == 0;
+        if lacks || ![o.left, o.right, o.out].iter().all(|a| a.is_multiple_of(16)) {
+            return Err(Error::malformed(format!(
+                "{p}: {o:x?} lacks something or is not aligned"
+            )));
+        }
+        let mut maps = self.maps(o)?;
+        let sizes = [p.m, p.n, p.k].map(|n| n as u64);
+        let [m, n, k] = sizes;
+        let mut numbers = [if biased { o.bias } else { 0 }, o.out, m, n, k];
+        let mut arguments: smallvec::SmallVec<[*mut c_void; 8]> = smallvec::smallvec![(&raw mut maps).cast()];
+        arguments.extend(numbers.iter_mut().map(|n| std::ptr::from_mut(n).cast()));
+        // SAFETY: promised by the caller; maps and sizes are those of the operands, and the driver copies them.
+        unsafe {
+            self.function
+                .launch_given(stream, [self.blocks(), 1, 1], THREADS, SHARED as u32, &mut arguments)
+        }
+    }
+}
+
+impl Launch for Unaligned {
+    unsafe fn launch(&self, stream: Stream, operands: &Operands) -> Result<()> {
+        // SAFETY: promised by the caller.
+        unsafe { Unaligned::launch(self, stream, operands) }
+    }
+}
+
+/// Whether the kernel computes it, and the library is slow.
+fn fits(problem: &Problem) -> bool {
+    let Problem { m, n, .. } = *problem;
+    let rows = m.div_ceil(UNIT * ROWS) * (n + UNIT).div_ceil(COLUMNS);
+    Interleaved::serves(problem)
+        && !n.is_multiple_of(UNIT)
+        && m >= LEAST
+        && n >= COLUMNS
+        && m.max(n).max(problem.k) < 1 << 30
+        && rows < 1 << 30
+}
+
+/// The kernel for numbers of this dtype.
+pub(crate) fn source(dtype: DType) -> String {
+    let sums = (0..ROWS * COLUMNS / 128).map(|i| (format!("%{i}"), format!("\"+f\"(sums[{i}])")));
+    let (registers, operands): (Vec<_>, Vec<_>) = sums.unzip();
+    SOURCE
+        .replace("REGISTERS", &registers.join(", "))
+        .replace("SUMS", &operands.join(", "))
+        .replace("TYPE", if dtype == DType::F16 { "f16" } else { "bf16" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loading::testing::has;
+    use crate::nvrtc;
+
+    #[test]
+    fn it_is_for_large_products_into_rows_that_begin_anywhere() {
+        let large = Problem::linear(DType::BF16, 4096, 50257, 768);
+        assert!(fits(&large));
+        assert!(fits(&large.with_epilogue(Epilogue::Bias)));
+        assert!(fits(&Problem::linear(DType::F16, 512, 30522, 768)));
+        assert!(!fits(&large.with_epilogue(Epilogue::ReluBias)));
+        assert!(!fits(&Problem::linear(DType::BF16, 4096, 50264, 768)));
+        assert!(!fits(&Problem::linear(DType::BF16, 64, 50257, 768)));
+        assert!(!fits(&Problem::linear(DType::F32, 4096, 50257, 768)));
+    }
+
+    #[test]
+    fn every_element_is_written_once() {
+        for n in [257, 258, 260, 300, 511, 513, 1001] {
+            for kind in 0..UNIT {
+                // As the kernel and its maps have it.
+                let first = UNIT - kind * n % UNIT;
+                assert!((kind * n + first).is_multiple_of(UNIT) && (1..=UNIT).contains(&first));
+                let engine = (n - first) / UNIT * UNIT;
+                let mut count = vec![0; n];
+                for at in (0..(n + UNIT - 1).div_ceil(COLUMNS) * COLUMNS / 64).map(|i| 64 * i as isize - UNIT as isize)
+                {
+                    let end = if at < 0 { at } else { engine as isize };
+                    for c in 0..64 {
+                        let column = at + first as isize + c;
+                        let by_engine = at >= 0 && at + c < engine as isize;
+                        let by_hand = end < at + 64 && at + c >= end && (0..n as isize).contains(&column);
+                        if by_engine || by_hand {
+                            count[column as usize] += 1;
+                        }
+                    }
+                }
+                assert!(count.iter().all(|c| *c == 1), "{n} {kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn it_compiles() {
+        if !has("NVRTC", nvrtc::version().err()) {
+            return;
+        }
+        for dtype in [DType::BF16, DType::F16] {
+            nvrtc::compile(NAME, &source(dtype), ARCH).unwrap();
+        }
+    }
+}
