@@ -115,7 +115,7 @@ def check_a_fault_in_copies_of_padded_rows() -> str:
 
 
 def check_a_fault_in_unaligned_rows() -> str:
-    """The same, of the kernel for rows that begin anywhere: columns, rows, what is written by hand, and sums."""
+    """The same, of the kernel for rows that begin anywhere: columns, rows, ends of rows, and sums."""
     torch.manual_seed(0)
     model = nn.Linear(768, 30523).cuda().to(BF16)
     x = torch.randn(512, 768, device="cuda", dtype=BF16)

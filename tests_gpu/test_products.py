@@ -194,7 +194,7 @@ def check_odd_columns() -> str:
 
 
 def check_unaligned_rows() -> str:
-    """The kernel for rows that begin anywhere: sizes around those of its tiles, sums that end within a step, and again."""
+    """The kernel for rows that begin anywhere: sizes around those of its tiles, and of its sums."""
     kinds: collections.Counter[str] = collections.Counter()
     sizes = (
         (512, 768, 50257),
@@ -226,7 +226,7 @@ def check_unaligned_rows() -> str:
             # The memory around a result is its neighbours', and every call gives the same.
             for _ in range(300):
                 assert torch.equal(compiled(x), out), what
-    assert kinds["unaligned"] >= 16, kinds
+    assert kinds["unaligned"] >= 20, kinds
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 

@@ -1,27 +1,30 @@
 // x * w^T of 16-bit numbers into rows that are no multiple of 16 bytes, by warp groups of an H100 or H200. Rows that are
 // eight apart start alike, and so a warp group computes 64 such rows. It takes its columns from the first that is
-// aligned in its rows: the tile of the weight has eight more than the 256 of a warp group. So all is written by the engine
+// aligned in its rows: the tile of the weight has eight more than a warp group. So all is written by the engine
 // that copies tensors, as if rows were aligned, but for the first numbers of each row.
 //
-// Two warp groups of a block and two blocks of a cluster share a tile of the weight, of which each block fetches half for
+// Two warp groups of a block and two blocks of a cluster share a tile of the weight, of which each block fetches a part for
 // both. One warp fetches; what was computed is written while the next tile is.
 typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned int u32;
 typedef unsigned short u16;
 
-constexpr int ROWS = 64, COLUMNS = 256, DEPTH = 64, STAGES = 4, GROUPS = 2, UNIT = 8;
+constexpr int ROWS = 64, COLUMNS = WIDTH, DEPTH = 64, STAGES = 4, GROUPS = 2, UNIT = 8;
+// Rows of the weight that the first block of a cluster fetches; the second has the others.
+constexpr int FIRST = 128;
 // Bytes in shared memory: rows of DEPTH numbers, and what a warp group writes at a time.
 constexpr int DEEP = 2 * DEPTH, X = ROWS * DEEP, W = (COLUMNS + UNIT) * DEEP, STAGE = GROUPS * X + W, OUT = ROWS * 128;
 constexpr int OUTS = STAGES * STAGE, BARRIERS = OUTS + GROUPS * OUT;
+static_assert(STAGES >= 4 && STAGE % 1024 == 0, "rooms of a last tile, and alignment");
 
 // What the driver made of a tensor's address, sizes and strides.
 struct __align__(64) Map {
     u64 words[16];
 };
-// Rows that start alike of the left factor and of the result, and the weight by halves of a tile and by eight rows.
+// Rows that start alike of the left factor and of the result, and the weight by what each block fetches.
 struct Maps {
-    Map x[UNIT], out[UNIT], w, few;
+    Map x[UNIT], out[UNIT], w[2];
 };
 
 __device__ __forceinline__ void init(u32 barrier, u32 arrivals) {
@@ -61,6 +64,9 @@ __device__ __forceinline__ void fetch_for_both(u32 to, const Map* map, u32 barri
         "l"(map), "r"(barrier), "h"((u16)3), "r"(column), "r"(row)
         : "memory");
 }
+__device__ __forceinline__ void prepare(const Map* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 __device__ __forceinline__ void write(const Map* map, u32 from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                  "r"(column), "r"(row)
@@ -81,11 +87,11 @@ __device__ __forceinline__ void group_sync(int group) {
 __device__ __forceinline__ u64 described(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-// sums += (or =) 64 x 16 numbers times 16 x 256.
-__device__ __forceinline__ void multiply(float (&sums)[128], u64 x, u64 w, int add) {
+// sums += (or =) 64 x 16 numbers times 16 x COLUMNS.
+__device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 2], u64 x, u64 w, int add) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.TYPE.TYPE {REGISTERS}, %128, %129, p, 1, 1, 0, 0; }\n"
+        "{ .reg .pred p; setp.ne.b32 p, ADD, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64nWIDTHk16.f32.TYPE.TYPE {REGISTERS}, LEFT, RIGHT, p, 1, 1, 0, 0; }\n"
         : SUMS
         : "l"(x), "l"(w), "r"(add));
 }
@@ -106,18 +112,19 @@ __device__ __forceinline__ int skipped(int kind, i64 n) {
 }
 
 // What one warp group writes: rounded, held in registers until the tensor cores are busy with the next tile. Then it goes
-// through shared memory in parts, 64 columns by two of them.
+// through shared memory in parts, 64 columns by two of them; the last 64 columns may have some of those before.
 struct Held {
-    u32 pairs[64];
+    u32 pairs[COLUMNS / 4];
     u32 tile;
 };
-constexpr int PARTS = 8;
+constexpr int SIDES = 4, PARTS = 2 * SIDES;
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) unaligned(
     const __grid_constant__ Maps maps, const u16* bias, u16* out, i64 m, i64 n, i64 k) {
     extern __shared__ __align__(1024) unsigned char dynamic[];
     const u32 base = (u32)__cvta_generic_to_shared(dynamic), full = base + BARRIERS, empty = full + 8 * STAGES;
     const int group = (int)threadIdx.x / 128, rank = blockIdx.x % 2;
+    if (threadIdx.x < sizeof(Maps) / sizeof(Map)) prepare((const Map*)&maps + threadIdx.x);
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             init(full + 8 * s, 1);
@@ -137,15 +144,14 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) u
         if (threadIdx.x == 0) {
             for (u32 tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
                 const int unit = (int)(tile % high) * 4 + rank * GROUPS, kind = unit % UNIT, row = unit / UNIT * ROWS;
-                const int column = (int)(tile / high) * COLUMNS - UNIT, half = rank * (COLUMNS / 2);
+                const int column = (int)(tile / high) * COLUMNS - UNIT + rank * FIRST;
                 for (int step = 0; step < steps; step++) {
-                    const u32 to = base + stage * STAGE, there = full + 8 * stage, w = to + GROUPS * X;
+                    const u32 to = base + stage * STAGE, there = full + 8 * stage;
                     wait(empty + 8 * stage, phase ^ 1);
                     expect(there, STAGE);
                     fetch(to, &maps.x[kind], there, step * DEPTH, row);
                     fetch(to + X, &maps.x[kind + 1], there, step * DEPTH, row);
-                    fetch_for_both(w + half * DEEP, &maps.w, there, step * DEPTH, column + half);
-                    if (rank == 0) fetch_for_both(w + COLUMNS * DEEP, &maps.few, there, step * DEPTH, column + COLUMNS);
+                    fetch_for_both(to + GROUPS * X + rank * FIRST * DEEP, &maps.w[rank], there, step * DEPTH, column);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
@@ -154,7 +160,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) u
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         const int mine = group - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
         const u32 down = base + OUTS + mine * OUT;
-        float sums[128];
+        float sums[COLUMNS / 2];
         Held held = {};
         u32 before = 0;
         const auto kind_of = [&](u32 tile) { return (int)(tile % high * 4 + rank * GROUPS + mine) % UNIT; };
@@ -176,52 +182,52 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) u
             before = stage;
             if (++stage == STAGES) stage = 0, phase ^= 1;
         };
-        const auto put_down = [&](int part) {
-            const int side = part / 2, kind = kind_of(held.tile), row = row_of(held.tile);
-            const int at = (int)(held.tile / high) * COLUMNS - UNIT + 64 * side, skips = skipped(kind, n);
-            if (part % 2 == 1) {
-                group_sync(mine);
-                if (thread == 0 && at >= 0) write(&maps.out[kind], down, at, row);
-                // The engine writes eight numbers at a time, and none of 64 of which some are before the first.
-                const int end = at < 0 ? at : (int)(n - skips) / UNIT * UNIT;
-                if (end >= at + 64) return;
-                const unsigned char* from = dynamic + OUTS + mine * OUT;
-                for (int i = thread; i < 64 * ROWS; i += 128) {
-                    const int r = i / 64, c = i % 64;
-                    const i64 into = (i64)(row + r) * UNIT + kind, column = at + skips + c;
-                    if (at + c >= end && into < m && column >= 0 && column < n)
-                        out[into * n + column] = *(const u16*)(from + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2);
-                }
-                return;
-            }
-            if (thread == 0) written();
-            group_sync(mine);
-            const u32 r = warp * 16 + lane % 16, to = down + r * 128;
+        const auto start_of = [](int side) { return side < SIDES - 1 ? 64 * side : COLUMNS - 64; };
+        // Rounded numbers of 64 columns go into shared memory, swizzled.
+        const auto put_down = [&](int side, u32 to) {
+            const u32 r = warp * 16 + lane % 16;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int j = 8 * side + 2 * i;
+                const int j = start_of(side) / 8 + 2 * i;
                 asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                                 to + ((2 * i + lane / 16) ^ r % 8) * 16),
-                             "r"(held.pairs[j]), "r"(held.pairs[32 + j]), "r"(held.pairs[j + 1]), "r"(held.pairs[33 + j])
+                                 to + r * 128 + ((2 * i + lane / 16) ^ r % 8) * 16),
+                             "r"(held.pairs[j]), "r"(held.pairs[COLUMNS / 8 + j]), "r"(held.pairs[j + 1]),
+                             "r"(held.pairs[COLUMNS / 8 + j + 1])
                              : "memory");
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         };
-        // Once more after the last tile, which is written then.
-        for (u32 tile = blockIdx.x / 2;; tile += gridDim.x / 2) {
-            const int skips = skipped(kind_of(tile), n), now = tile < tiles ? steps : 0;
+        // The engine takes them from there: eight at a time, and none of 64 of which some are before the first.
+        const auto send = [&](int side, u32 from) {
+            const int kind = kind_of(held.tile), row = row_of(held.tile), skips = skipped(kind, n);
+            const int at = (int)(held.tile / high) * COLUMNS - UNIT + start_of(side);
+            if (thread == 0 && at >= 0) write(&maps.out[kind], from, at, row);
+            const int end = at < 0 ? at : (int)(n - skips) / UNIT * UNIT;
+            if (end >= at + 64) return;
+            for (int i = thread; i < 64 * ROWS; i += 128) {
+                const int r = i / 64, c = i % 64;
+                const i64 into = (i64)(row + r) * UNIT + kind, column = at + skips + c;
+                if (at + c >= end && into < m && column >= 0 && column < n)
+                    out[into * n + column] =
+                        *(const u16*)(dynamic + (from - base) + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2);
+            }
+        };
+        for (u32 tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+            const int skips = skipped(kind_of(tile), n);
             const u32 shift = skips * DEEP;
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                if (part < now) {
+                if (part < steps) {
                     start(part, shift);
                     finish(part);
                 }
-                if (tile != blockIdx.x / 2) put_down(part);
-            }
-            if (tile >= tiles) {
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                break;
+                if (tile == blockIdx.x / 2) continue;
+                if (part % 2 == 0 && thread == 0) written();
+                group_sync(mine);
+                if (part % 2 == 0)
+                    put_down(part / 2, down);
+                else
+                    send(part / 2, down);
             }
             for (int step = PARTS; step < steps; step++) {
                 start(step, shift);
@@ -241,17 +247,25 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) u
             if (thread < 2) arrive(empty + 8 * before, thread);
             if (bias) {
 #pragma unroll
-                for (int j = 0; j < 32; j++) {
+                for (int j = 0; j < COLUMNS / 8; j++) {
                     const float2 b = added[4 * j + thread % 4];
                     sums[4 * j] += b.x, sums[4 * j + 1] += b.y, sums[4 * j + 2] += b.x, sums[4 * j + 3] += b.y;
                 }
             }
 #pragma unroll
-            for (int i = 0; i < 64; i++) {
-                const int at = 4 * (i % 32) + i / 32 * 2;
+            for (int i = 0; i < COLUMNS / 4; i++) {
+                const int at = i % (COLUMNS / 8) * 4 + i / (COLUMNS / 8) * 2;
                 held.pairs[i] = packed(sums[at], sums[at + 1]);
             }
             held.tile = tile;
+        }
+        // What this warp group fetched of the left factor is read: there is room for all of its last tile.
+        if (blockIdx.x / 2 < tiles) {
+#pragma unroll
+            for (int side = 0; side < SIDES; side++) put_down(side, base + side * STAGE + mine * X);
+            group_sync(mine);
+#pragma unroll 1
+            for (int side = 0; side < SIDES; side++) send(side, base + side * STAGE + mine * X);
         }
         if (thread == 0) written();
     }

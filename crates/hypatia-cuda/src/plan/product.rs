@@ -131,7 +131,7 @@ impl Product {
                 found.push((interleaved::MODULE.0, interleaved::MODULE.1.to_owned()));
             }
             if Unaligned::serves(device, &problem) {
-                found.push((unaligned::NAME, unaligned::source(problem.input)));
+                found.push((unaligned::NAME, unaligned::source(device, &problem)));
             }
         }
         found
