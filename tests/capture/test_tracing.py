@@ -126,9 +126,9 @@ def test_the_graph_is_the_one_of_torch_export(name: str, monkeypatch: pytest.Mon
     model, args = SERVED[name]
     model.eval()
     with torch.no_grad():
-        ours = recorder.recorded(model, args, {})
+        ours, _ = recorder.recorded(model, args, {})
         monkeypatch.setattr(trace, "recorded", _refused)
-        theirs, _, _ = trace.captured(model, args, {}, None)
+        theirs = trace.captured(model, args, {}, None).gm
         assert _ops(ours) == _ops(theirs)
         torch.testing.assert_close(ours(*args), theirs(*args), rtol=0, atol=0)
         torch.testing.assert_close(ours(*args), model(*args))
@@ -332,7 +332,7 @@ def test_a_buffer_that_is_replaced_is_replaced() -> None:
 def test_names_of_arguments() -> None:
     model = Called(lambda s, x, *, other: x * s + other).eval()
     with torch.no_grad():
-        gm = recorder.recorded(model, (X,), {"other": X + 1})
+        gm, _ = recorder.recorded(model, (X,), {"other": X + 1})
         torch.testing.assert_close(gm(X, other=X + 1), model(X, other=X + 1))
 
 
@@ -417,7 +417,7 @@ def test_composites_that_the_table_does_not_know_are_taken_apart() -> None:
     """Their parts are what eager runs, and join kernels."""
     model, x = Called(_taken_apart), torch.randn(3, 4)
     with torch.no_grad():
-        gm = recorder.recorded(model, (x,), {})
+        gm, _ = recorder.recorded(model, (x,), {})
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
     called = {n.target for n in gm.graph.nodes if n.op == "call_function"}
     assert {aten.bmm.default, aten.mul.Tensor, aten.constant_pad_nd.default} <= called
@@ -434,7 +434,7 @@ def test_composites_stay_whole_where_eager_runs_other_parts() -> None:
     """torch has parts in Python for resizing, made of lookups; eager calls a kernel."""
     model = nn.Upsample(size=(7, 9), mode="bicubic").eval()
     with torch.no_grad():
-        graph = recorder.recorded(model, (torch.randn(1, 2, 5, 5),), {}).graph
+        graph = recorder.recorded(model, (torch.randn(1, 2, 5, 5),), {})[0].graph
     assert sum(n.op == "call_function" for n in graph.nodes) == 1
 
 
@@ -445,7 +445,7 @@ def _written(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def test_tensors_that_are_written_in_the_code() -> None:
     model, x = Called(_written), torch.randn(3, 4)
     with torch.no_grad():
-        gm = recorder.recorded(model, (x,), {})
+        gm, _ = recorder.recorded(model, (x,), {})
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
         compiled = hypatia.compile(model, x)
         for value in (x, -x, x + 1):
@@ -493,7 +493,7 @@ CHANGED = (_a_row, _parts_of_parts, _a_part_afterwards, _steps, _known_branch)
 def test_changes_of_parts_and_values_that_depend_on_nothing(function: Any) -> None:
     model = Called(function).eval()
     with torch.no_grad():
-        gm = recorder.recorded(model, (X,), {})
+        gm, _ = recorder.recorded(model, (X,), {})
         assert not any(n.target._schema.is_mutable for n in gm.graph.nodes if hasattr(n.target, "_schema"))
         compiled = hypatia.compile(model, X)
         for x in (X, -X, 2 * X):
@@ -533,7 +533,7 @@ def test_windows_of_images_are_views(options: tuple[Any, ...]) -> None:
     model = nn.Sequential(nn.Unfold(*options), nn.ReLU()).eval()
     with torch.no_grad():
         for x in (torch.randn(2, 3, 12, 11), torch.randn(3, 12, 11)):
-            gm = recorder.recorded(model, (x,), {})
+            gm, _ = recorder.recorded(model, (x,), {})
             assert aten.im2col.default not in {n.target for n in gm.graph.nodes}
             torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
             torch.testing.assert_close(hypatia.compile(model, x)(x), model(x), rtol=0, atol=0)

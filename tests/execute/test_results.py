@@ -605,6 +605,52 @@ class TestInputsOfOptimizedGraphs:
             with pytest.raises(hypatia.InputError, match=r"made for .* = 3, not 4"):
                 graph(torch.ones(2), 4)
 
+    @pytest.mark.parametrize("grad", [False, True])
+    @pytest.mark.parametrize("order", [("turned", "plain"), ("plain", "turned")])
+    def test_other_strides_where_the_model_changes_something(
+        self, order: tuple[str, str], grad: bool
+    ) -> None:
+        """What `flatten` returns is a view of the input or a copy, as its strides say."""
+        model = Form(lambda _, x: (x.flatten().masked_fill_(x.flatten() > 0.5, 0.0), x)[1])
+        made = {"turned": lambda: torch.rand(2, 3).t(), "plain": lambda: torch.rand(3, 2)}
+        with torch.set_grad_enabled(grad):
+            graph = hypatia.optimize(model, made[order[0]]())
+            x = made[order[0]]()
+            same = x.clone()
+            torch.testing.assert_close(graph(x), model(same))
+            torch.testing.assert_close(x, same)
+            with pytest.raises(hypatia.InputError, match="which decide what the model changes"):
+                graph(made[order[1]]())
+
+    @pytest.mark.parametrize("grad", [False, True])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda _, x: x.flatten() * 2,
+            lambda _, x: (x * 2).relu_().flatten(),
+            lambda _, x: x.clone().add_(1)[:, 0].mul_(2),
+            lambda m, x: (m.count.add_(1), x.reshape(-1) * m.count)[1],
+        ],
+        ids=["none", "of what was computed", "of a copy", "of a buffer"],
+    )
+    def test_strides_count_for_nothing_else(self, change: Any, grad: bool) -> None:
+        model = Form(change)
+        model.register_buffer("count", torch.zeros(()))
+        with torch.set_grad_enabled(grad):
+            graph = hypatia.optimize(model, torch.rand(3, 2))
+            x = torch.rand(2, 3).t()
+            count = model.count.clone()
+            found = graph(x)
+            model.count.copy_(count)
+            torch.testing.assert_close(found, model(x))
+
+    def test_strides_that_decide_what_is_read_later(self) -> None:
+        model = Form(lambda _, x: ((h := x * 2), h.flatten(), h.add_(1))[1])
+        with torch.no_grad():
+            graph = hypatia.optimize(model, torch.rand(3, 2))
+            with pytest.raises(hypatia.InputError, match="which decide what the model changes"):
+                graph(torch.rand(2, 3).t())
+
     def test_copies_files_and_compilers(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
         x = torch.randn(3, 4)

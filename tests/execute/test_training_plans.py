@@ -119,7 +119,7 @@ def test_a_norm_of_one_number_is_torchs(monkeypatch: pytest.MonkeyPatch, images:
     monkeypatch.setattr(recorder._Recorder, "_fake", fake)
     x = torch.randn(images, 8, 6, 4).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        gm = recorder.recorded(_Scaled(), (x,), {})
+        gm, _ = recorder.recorded(_Scaled(), (x,), {})
         planner = pipeline.compile_graph(gm, pipeline.Request(Options.parse(None), "inference")).planner
     assert planner is not None
     steps = json.loads(planner.at(planner.hints).describe())["steps"]

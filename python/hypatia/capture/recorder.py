@@ -29,6 +29,7 @@ from .op_facts import (
 )
 from .rewritten import copied, windows
 from .source_names import Places
+from .stride_changes import SharedMemory
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Ops that do nothing but for autograd."""
@@ -53,8 +54,10 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> fx.GraphModule:
-    """The graph of one run on fake tensors.
+def recorded(
+    model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[fx.GraphModule, bool]:
+    """The graph of one run on fake tensors, and whether strides of inputs decide what is changed in place.
 
     Raises:
         UnservedError: the run has what a list of functional ops cannot say.
@@ -95,7 +98,7 @@ def recorded(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, ob
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(called, in_spec, out_spec)))
     gm = make_graph_module(_attributes(model, graph, recorder.constants), graph)
     gm.train(model.training)
-    return gm
+    return gm, recorder.memory.strides_decide
 
 
 def _attributes(
@@ -150,6 +153,7 @@ class _Recorder(TorchDispatchMode):
         """By the address of a fake tensor: the view that makes it, and of what."""
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that are written in the model's code, by their names in the graph."""
+        self.memory = SharedMemory()
 
     def given(self, op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of an input or a weight."""
@@ -248,6 +252,8 @@ class _Recorder(TorchDispatchMode):
         instead = functional_form(func)
         changed = args[0]
         node = self._nodes.get(id(changed))
+        if node is not None:
+            self.memory.changed(node)
         lying = self._lying[storage_of(changed)]
         if instead is None or node is None or any(self._nodes.get(id(t)) in self._given for t in lying):
             raise UnservedError(f"{func} changes something")
@@ -270,6 +276,7 @@ class _Recorder(TorchDispatchMode):
             raise UnservedError(f"{func} changes how a tensor lies in memory")
         for other in lying:
             self._nodes.pop(id(other), None)
+        self.memory.same(self._nodes[id(out)], self._nodes.get(id(whole), self._nodes[id(out)]))
         self._nodes[id(whole)] = self._nodes[id(out)]
         self._held.append(whole)
         for part in reversed(parts):
@@ -294,6 +301,7 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         node = self.graph.create_node("call_function", func, self._put(args), self._put(kwargs), name)
         node.meta.update(self._places.here(), val=out)
+        self.memory.made(node, func, node.kwargs)
         if not several:
             self._known(out, node)
             if func in SCATTERS and not kwargs:

@@ -27,6 +27,7 @@ from .op_facts import changed_inputs, changes, is_composite, stays_whole
 from .recorder import recorded
 from .rewritten import copied, copied_for_autograd
 from .size_ranges import Ranges, ranges_of
+from .stride_changes import strides_decide
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +36,35 @@ class NotFunctionalError(UnsupportedError):
     """A graph that changes tensors in place, and cannot be had without."""
 
 
+class Captured(NamedTuple):
+    """A model as a graph, its weights as attributes."""
+
+    gm: fx.GraphModule
+    ranges: Ranges
+    """Of sizes that are left open."""
+    reads: Reads
+    strides_decide: bool
+    """What the model changes in place depends on the strides of its inputs."""
+
+
 @stage(CAPTURE)
 def captured(
     model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], dynamic_shapes: object
-) -> tuple[fx.GraphModule, Ranges, Reads]:
-    """A model's graph, its weights as attributes, ranges of sizes that are left open, and what was read."""
+) -> Captured:
+    """A model's graph, and what is known of it."""
     args, kwargs = distinct(model, (args, dict(kwargs)))
     if dynamic_shapes is None and not torch.is_grad_enabled():
         try:
             with unchanged(model) as reads:
-                gm = recorded(model, args, kwargs)
-            return gm, {}, reads
+                gm, decide = recorded(model, args, kwargs)
+            return Captured(gm, {}, reads, decide)
         except UnsupportedError:
             raise
         # Fake tensors refuse by many kinds of exceptions, and the model has its own.
         except Exception as reason:
             log.debug("torch.export is asked for the graph: %s", reason)
     program, reads = _exported(model, args, kwargs, dynamic_shapes)
+    decide = strides_decide(program.graph)
     if not _is_functional(program.graph):
         _check_changes(program.graph)
         if torch.is_grad_enabled() and _is_changed_behind_autograd(program.graph_module):
@@ -63,7 +76,7 @@ def captured(
             raise NotFunctionalError(f"torch.export cannot make the graph functional: {error}") from error
     gm = _without_checks(program.module(check_guards=False))
     _values_of_attributes(gm)
-    return gm, ranges_of(program, gm), reads
+    return Captured(gm, ranges_of(program, gm), reads, decide)
 
 
 def as_written(

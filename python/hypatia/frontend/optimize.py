@@ -47,7 +47,8 @@ def optimize(
     only when gradients are off (``with torch.no_grad():``) or ``options={"freeze": True}``.
     Called with other sizes or dtypes, it raises `InputError`; ``dynamic_shapes``, as torch.export takes
     them, leave sizes open. For inputs with other strides than the examples', results may have other strides
-    than the model's. The report is at ``result.meta["hypatia"]``.
+    than the model's; where strides decide what the model changes in place, such inputs raise an `InputError`,
+    too. The report is at ``result.meta["hypatia"]``.
     """
     leaves = pytree.tree_leaves((example_inputs, dict(kwargs or {})))
     try:
@@ -56,14 +57,14 @@ def optimize(
         log.info("the graph stays as it was captured: %s", reason)
         result = as_written(model, example_inputs, dict(kwargs or {}), dynamic_shapes)
         reshape_views(result)
-        with_checked_inputs(result, leaves, {})
+        with_checked_inputs(result, leaves, {}, strides_decide=True)
         return result
     result = _with_same_layout(made, model, example_inputs, dict(kwargs or {}), dynamic_shapes)
     report: GraphReport | None = result.meta.get("hypatia")
     if report is not None and not report.no_plan:
         report.kept, report.no_plan = "graph", "hypatia.optimize returns a graph, which runs by torch's ops"
     reshape_views(result)
-    with_checked_inputs(result, leaves, made.ranges)
+    with_checked_inputs(result, leaves, made.ranges, strides_decide=made.strides_decide)
     return result
 
 
@@ -137,6 +138,8 @@ class Optimized:
     """Weights count as constants: there are no gradients."""
     returned: list[object] | None
     """What the captured graph returned on the example inputs when it was checked, flat, if that is kept."""
+    strides_decide: bool
+    """What the model changes in place depends on the strides of its inputs."""
 
 
 def optimized(
@@ -150,7 +153,8 @@ def optimized(
 ) -> Optimized:
     """The same with all that is known; with ``native`` it is to run by its plan, if it has one."""
     parsed = Options.parse(options)
-    gm, ranges, reads = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
+    given = captured(model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes)
+    gm = given.gm
     request = _request(gm, parsed)
     freeze = not request.autograd
     left_out: frozenset[Part] = frozenset()
@@ -192,8 +196,9 @@ def optimized(
     kept = checked(by_plan)
     if kept.optimized not in plans:
         by_plan(kept)
-    found = (kept.optimized, gm, report, ranges, reads, plans.get(kept.optimized))
-    return Optimized(*found, lambda: checked(_interpreted).optimized, freeze, references.results(gm))
+    found = (kept.optimized, gm, report, given.ranges, given.reads, plans.get(kept.optimized))
+    again, returned = (lambda: checked(_interpreted).optimized), references.results(gm)
+    return Optimized(*found, again, freeze, returned, given.strides_decide)
 
 
 def _request(gm: fx.GraphModule, options: Options) -> Request:
