@@ -239,7 +239,7 @@ def test_a_batch_norm_on_a_gpu_takes_any_strides(last: bool, seed: int) -> None:
     if last:
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad(), faults.any_equal(seed):
-        gm = recorder.recorded(model, (x,), {})
+        gm, _ = recorder.recorded(model, (x,), {})
         optimized = pipeline.compile_graph(gm, pipeline.Request(Options.parse(None), "inference")).optimized
     for graph in (gm.graph, optimized.graph):
         norms = [str(n.target) for n in graph.nodes if "batch_norm" in str(n.target)]

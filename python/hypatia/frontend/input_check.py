@@ -73,7 +73,7 @@ def with_checked_inputs(
         return
     kinds = [_wanted(n, e, i, ranges) for i, (n, e) in enumerate(zip(nodes, examples, strict=True))]
     names = tuple(str(n.target) for n in nodes)
-    more: dict[str, Any] = {}
+    more: dict[str, tuple[object, ...]] = {}
     if changed := tuple(str(n.target) for n in changed_inputs(gm) if n.op == "placeholder"):
         more["changed"] = changed
     if strides_decide:
@@ -98,9 +98,11 @@ def _wanted(node: fx.Node, example: object, place: int, ranges: Ranges) -> Any:
     return (example.dtype, *wanted)
 
 
-def _lying(example: object, kind: Any) -> object:
+def _lying(example: object, kind: object) -> object:
     """Strides where sizes are fixed, else whether a tensor is contiguous; none of anything else."""
-    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+    if not isinstance(example, torch.Tensor) or not isinstance(kind, tuple):
+        return None
+    if example.layout is not torch.strided:
         return None
     fixed = all(isinstance(n, int) for n in kind[1:])
     return tuple(example.stride()) if fixed else example.is_contiguous()
