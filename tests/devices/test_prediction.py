@@ -11,11 +11,16 @@ from hypatia.devices import calibration
 from hypatia.devices.calibration import Rates
 from hypatia.devices.prediction import (
     AFTER_CALL,
+    APART,
     CALL_KINDS,
     CALL_RUN,
     CALLS,
     HOST,
     KINDS,
+    PARALLEL,
+    PARALLEL_CALL,
+    PARALLEL_CALLS,
+    PARALLEL_STEP,
     Demand,
     call_kind,
     predicted,
@@ -79,8 +84,11 @@ def test_a_kind_of_rows_has_constants_of_its_own() -> None:
 
 
 def test_a_device_with_threads_for_all_moves_and_computes_at_once() -> None:
-    assert predicted(linear(products=1e9, moved=1e8), GPU) == pytest.approx(1.0 + 1e-6)
-    assert predicted(linear(products=1e3, moved=1e9, runs=1e9), GPU) == pytest.approx(1.0 + 1e-6)
+    start, work = PARALLEL["linear"]
+    assert predicted(linear(products=1e9, moved=1e8), GPU) == pytest.approx(work + start * 1e-6)
+    assert predicted(linear(products=1e3, moved=1e9, runs=1e9), GPU) == pytest.approx(work + start * 1e-6)
+    region = Demand("region", "relu", "f32", 1e9, 0.0)
+    assert predicted(region, GPU) == pytest.approx(PARALLEL_STEP[1] + PARALLEL_STEP[0] * 1e-6)
 
 
 def test_calls_into_torch_by_their_kind() -> None:
@@ -91,7 +99,11 @@ def test_calls_into_torch_by_their_kind() -> None:
     assert packed == pytest.approx(
         CALL_KINDS["packed convolution"][0] * 1e-5 + CALL_KINDS["packed convolution"][1] * 2e-3
     )
-    assert predicted(call, GPU) == pytest.approx(1e-5 + 2.0 * 1e-3)
+    kernel, work = PARALLEL_CALLS["convolution"]
+    assert predicted(call, GPU) == pytest.approx(kernel * 1e-5 + work * 2.0 * 1e-3)
+    kernel, work = PARALLEL_CALL
+    other = predicted(call._replace(name="aten.cumsum.default"), GPU)
+    assert other == pytest.approx(kernel * 1e-5 + work * 2e-3)
     attention = Demand("torch", "aten.scaled_dot_product_attention.default", "f32", 0.0, 0.0, 1.0, runs=1e3)
     less = predicted(attention._replace(runs=0.0), RATES)
     assert predicted(attention, RATES) - less == pytest.approx(CALL_RUN * 1e-6)
@@ -120,8 +132,9 @@ def test_kinds_of_calls(name: str, kind: str) -> None:
 
 def test_a_call_of_a_plan_takes_the_host_too() -> None:
     assert predicted_call([1e-3, 1e-3], RATES, overlaps=False) == pytest.approx(2e-3 + HOST * 2e-6)
-    assert predicted_call([1e-3, 1e-3], RATES, overlaps=True) == pytest.approx(2e-3)
-    assert predicted_call([1e-9], RATES, overlaps=True) == pytest.approx(HOST * 2e-6)
+    host, between = APART
+    apart = host * 2e-6 + 2 * between * 1e-6
+    assert predicted_call([1e-3, 1e-3], RATES, overlaps=True) == pytest.approx(2e-3 + apart)
 
 
 def test_a_processor_can_be_measured() -> None:

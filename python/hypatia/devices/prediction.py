@@ -77,8 +77,29 @@ AFTER_CALL = 0.5
 CALL_RUN = 6000.0
 """What a query of a head of torch's attention takes, in vector operations: its loops are for many of them."""
 
-PARALLEL = Kind(1.0)
-"""Any step on a device that has a thread for each element: it starts as any other kernel."""
+PARALLEL = {
+    "linear": (0.9, 0.3),
+    "columns": (0.55, 1.0),
+    "depthwise": (0.45, 0.2),
+}
+"""On a device that has a thread for each element, by the kind of a step: its kernel alone, in launches of
+torch's, which have the way from one kernel to the next in them; and how many times as long its work takes as
+torch's. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
+
+PARALLEL_STEP = (0.4, 1.0)
+"""Any other."""
+
+PARALLEL_CALLS = {
+    "convolution": (0.4, 1.0),
+    "attention": (0.8, 1.5),
+    "lookup": (0.25, 1.0),
+    "index": (0.45, 0.5),
+    "product": (0.4, 1.5),
+}
+"""The same of calls into torch, in what these take by themselves."""
+
+PARALLEL_CALL = (0.35, 1.0)
+"""Any other."""
 
 CALL_KINDS = {
     "convolution": (1.2, 1.0),
@@ -117,7 +138,8 @@ def predicted(step: Demand, rates: Rates, within: float = 0.0) -> float:
     vector = step.vector / rates.vector
     if rates.parallel:
         computing = rates.multiplying(step.multiplications, step.dtype) + vector
-        return PARALLEL.start * rates.launch + max(computing, moving)
+        kernel, work = PARALLEL.get(step.kind, PARALLEL_STEP)
+        return kernel * rates.launch + work * max(computing, moving)
     word = step.name.split(" ", 1)[0]
     kind = KINDS.get(f"{step.kind} {word}") or KINDS[step.kind]
     start = kind.start + (AFTER_CALL if step.after_call else 0.0)
@@ -132,7 +154,8 @@ def _call(step: Demand, rates: Rates, within: float) -> float:
     computing = step.multiplications / rates.rate(step.dtype) + step.vector / rates.vector
     moving = _moving(step, rates, within)
     if rates.parallel:
-        return small + factor * max(computing, moving)
+        kernel, work = PARALLEL_CALLS.get(kind, PARALLEL_CALL)
+        return kernel * small + work * factor * max(computing, moving)
     start, work = CALL_KINDS.get(kind, (1.0, 1.0))
     queries = CALL_RUN * step.runs / rates.vector if step.vector else 0.0
     return start * small + work * factor * (computing + moving) + queries
@@ -153,8 +176,14 @@ def _moving(step: Demand, rates: Rates, within: float) -> float:
 HOST = 3.0
 """Calls of a small op that a call of a plan takes the host, beside its steps."""
 
+APART = (1.5, 0.5)
+"""The same where the host launches what another device runs, until the result is there; and what lies between
+two kernels, in launches. Found as :data:`PARALLEL` was."""
+
 
 def predicted_call(steps: Sequence[float], rates: Rates, overlaps: bool) -> float:
     """Seconds of a call of a plan whose steps take so long; whether the host works meanwhile."""
-    host = HOST * rates.host
-    return max(host, sum(steps)) if overlaps else host + sum(steps)
+    if not overlaps:
+        return HOST * rates.host + sum(steps)
+    host, between = APART
+    return host * rates.host + sum(steps) + between * rates.launch * len(steps)

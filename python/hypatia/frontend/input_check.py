@@ -73,7 +73,7 @@ def with_checked_inputs(
         return
     kinds = [_wanted(n, e, i, ranges) for i, (n, e) in enumerate(zip(nodes, examples, strict=True))]
     names = tuple(str(n.target) for n in nodes)
-    more: dict[str, tuple[object, ...]] = {}
+    more: dict[str, fx.node.Argument] = {}
     if changed := tuple(str(n.target) for n in changed_inputs(gm) if n.op == "placeholder"):
         more["changed"] = changed
     if strides_decide:
@@ -98,7 +98,7 @@ def _wanted(node: fx.Node, example: object, place: int, ranges: Ranges) -> Any:
     return (example.dtype, *wanted)
 
 
-def _lying(example: object, kind: object) -> object:
+def _lying(example: object, kind: object) -> tuple[int, ...] | bool | None:
     """Strides where sizes are fixed, else whether a tensor is contiguous; none of anything else."""
     if not isinstance(example, torch.Tensor) or not isinstance(kind, tuple):
         return None
