@@ -285,7 +285,12 @@ def _told(reports: list[Any], lines: list[str]) -> dict[str, Any]:
     why = list(dict.fromkeys(r.no_plan for r in reports if r.no_plan))
     graphs = [{"kind": r.kind, "kept": r.kept, "no_plan": r.no_plan, "times": r.times} for r in reports]
     names = [f"{count}x {name}" if count > 1 else name for name, count in kept.items()]
-    return {"kept": "+".join(names) or "as it is", "no_plan": why if reports else lines, "log": lines, "graphs": graphs}
+    return {
+        "kept": "+".join(names) or "as it is",
+        "no_plan": why if reports else lines,
+        "log": lines,
+        "graphs": graphs,
+    }
 
 
 def _on_host(form: Form, given: Arguments) -> dict[str, float]:
