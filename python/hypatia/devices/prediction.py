@@ -87,7 +87,7 @@ torch's, which have the way from one kernel to the next in them; and how many ti
 torch's. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
 
 PARALLEL_STEP = (0.4, 1.0)
-"""Any other."""
+"""Of all others."""
 
 PARALLEL_CALLS = {
     "convolution": (0.4, 1.0),
@@ -99,7 +99,7 @@ PARALLEL_CALLS = {
 """The same of calls into torch, in what these take by themselves."""
 
 PARALLEL_CALL = (0.35, 1.0)
-"""Any other."""
+"""Of all others."""
 
 CALL_KINDS = {
     "convolution": (1.2, 1.0),
