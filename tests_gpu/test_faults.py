@@ -123,8 +123,8 @@ def check_a_fault_in_unaligned_rows() -> str:
         ("const u32 shift = skips * DEEP;", "const u32 shift = (skips ^ 1) * DEEP;"),
         ("(c / 8 ^ r % 8) * 16 + c % 8 * 2", "(c / 8 ^ r % 8) * 16 + c % 7 * 2"),
         ("(2 * i + lane / 16) ^ r % 8", "(2 * i + lane / 16) ^ r % 4"),
-        # Sums that nothing reads are registers that the compiler uses while tensor cores write them: none of these
-        # faults may begin the sums twice in two steps.
+        # Not to begin the sums in two steps: what nothing reads are registers that the compiler uses while
+        # tensor cores still write them.
         ("step + i > 0", "step > 0"),
         ("? wide(bias[at]) : 0.0f", "? 1.0f + wide(bias[at]) : 0.0f"),
     )
