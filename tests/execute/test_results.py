@@ -644,8 +644,16 @@ class TestInputsOfOptimizedGraphs:
             model.count.copy_(count)
             torch.testing.assert_close(found, model(x))
 
-    def test_strides_that_decide_what_is_read_later(self) -> None:
-        model = Form(lambda _, x: ((h := x * 2), h.flatten(), h.add_(1))[1])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda _, x: ((h := x * 2), h.flatten(), h.add_(1))[1],
+            lambda _, x: ((h := x * 2), (p := h[:1]).add_(1), p.flatten(), h.add_(1))[2],
+        ],
+        ids=["of the whole", "of a part that was changed"],
+    )
+    def test_strides_that_decide_what_is_read_later(self, change: Any) -> None:
+        model = Form(change)
         with torch.no_grad():
             graph = hypatia.optimize(model, torch.rand(3, 2))
             with pytest.raises(hypatia.InputError, match="which decide what the model changes"):

@@ -1,7 +1,7 @@
 // x * w^T of 16-bit numbers into rows that are no multiple of 16 bytes, by warp groups of an H100 or H200. Rows that are
 // eight apart start alike, and so a warp group computes 64 such rows. It takes its columns from the first that is
-// aligned in its rows: the tile of the weight has eight more than a warp group. So all is written by the engine
-// that copies tensors, as if rows were aligned, but for the first numbers of each row.
+// aligned in its rows: the tile of the weight has eight more than a warp group. So the engine that copies tensors
+// writes all but a few numbers at both ends of each row, as if rows were aligned.
 //
 // Two warp groups of a block and two blocks of a cluster share a tile of the weight, of which each block fetches a part for
 // both. One warp fetches; what was computed is written while the next tile is.

@@ -101,7 +101,7 @@ impl Unaligned {
         Ok(Some(made))
     }
 
-    /// Whether most rows that it computes are asked for.
+    /// Whether at least three of four rows that it computes are asked for.
     pub(crate) fn fills(&self) -> bool {
         4 * self.problem.m >= 3 * self.problem.m.next_multiple_of(UNIT * ROWS)
     }

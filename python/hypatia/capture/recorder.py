@@ -274,14 +274,16 @@ class _Recorder(TorchDispatchMode):
             whole, out = base, new
         if kind_of(out) != kind_of(whole):
             raise UnservedError(f"{func} changes how a tensor lies in memory")
+        before = self._nodes[id(whole)]
         for other in lying:
             self._nodes.pop(id(other), None)
-        self.memory.same(self._nodes[id(out)], self._nodes.get(id(whole), self._nodes[id(out)]))
         self._nodes[id(whole)] = self._nodes[id(out)]
+        self.memory.same(self._nodes[id(out)], before)
         self._held.append(whole)
         for part in reversed(parts):
             view, given = self._part_of[id(part)]
             node = self.graph.create_node("call_function", view, self._put(given))
+            self.memory.made(node, view, {})
             node.meta["val"] = part
             self._nodes[id(part)] = node
         return changed

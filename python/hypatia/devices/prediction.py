@@ -82,9 +82,9 @@ PARALLEL = {
     "columns": (0.55, 1.0),
     "depthwise": (0.45, 0.2),
 }
-"""On a device that has a thread for each element, by the kind of a step: its kernel alone, in launches of
-torch's, which have the way from one kernel to the next in them; and how many times as long its work takes as
-torch's. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
+"""On a GPU, by the kind of a step: how long its kernel takes to start, as a share of `launch`, and how many times
+as long its work takes as torch's. A `launch` is measured with the gap between two kernels, a step is its kernel
+alone. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
 
 PARALLEL_STEP = (0.4, 1.0)
 """Of all others."""
@@ -177,8 +177,8 @@ HOST = 3.0
 """Calls of a small op that a call of a plan takes the host, beside its steps."""
 
 APART = (1.5, 0.5)
-"""The same where the host launches what another device runs, until the result is there; and what lies between
-two kernels, in launches. Found as :data:`PARALLEL` was."""
+"""On a GPU: the same, with the wait for the result; and the gap between two kernels, as a share of `launch`.
+Found as :data:`PARALLEL` was."""
 
 
 def predicted_call(steps: Sequence[float], rates: Rates, overlaps: bool) -> float:

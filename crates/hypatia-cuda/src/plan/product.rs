@@ -238,7 +238,7 @@ unsafe fn fastest(
             );
             (kernel, faster_cut(device, problem, setting))
         };
-        // Faster than the two that are made of products of the library's, which take long to measure.
+        // Where it computes hardly any row for nothing, it is faster than these two, which take long to measure.
         if !unaligned.as_ref().is_some_and(Unaligned::fills) {
             // SAFETY: promised by the caller.
             let (interleaved, padded) = unsafe {
