@@ -82,9 +82,9 @@ PARALLEL = {
     "columns": (0.55, 1.0),
     "depthwise": (0.45, 0.2),
 }
-"""On a GPU, by the kind of a step: how long its kernel takes to start, as a share of `launch`, and how many times
-as long its work takes as torch's. A `launch` is measured with the gap between two kernels, a step is its kernel
-alone. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
+"""On a GPU, by the kind of a step: how long its kernel takes to start, as a share of `launch`, and how many
+times as long its work takes as torch's. A `launch` is measured with the gap between two kernels; a step is
+its kernel alone. Found by `bench/cost.py` on an H200 over half of the zoo's models."""
 
 PARALLEL_STEP = (0.4, 1.0)
 """Of all others."""
