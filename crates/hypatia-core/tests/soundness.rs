@@ -253,6 +253,25 @@ fn hardsigmoid_is_not_used_for_float64() {
     assert!(!fires("f64"));
 }
 
+/// A value is made of itself where numbers cancel, or where one swallows another: what comes of that differs by
+/// roundings, without end.
+#[test]
+fn chains_of_numbers_that_cancel_come_to_an_end() {
+    for (program, most) in [
+        ("(div (mul x:[4] 1e-5) 1e-5)", 50),
+        ("(mul (div x:[4] 1e-5) 1e-5)", 50),
+        ("(div (mul (mul x:[4] 3.0) 1e-5) 1e-5)", 100),
+        ("(div (mul (mul x:[4] 0.0) 1e-5) 1e-5)", 100),
+        ("(add (add x:[4] 1e25) 1.0)", 50),
+        ("(sub (add (add x:[4] 1e-9) 0.1) 0.1)", 100),
+        ("(mul (mul (mul (mul x:[4] 1e-5) 7.0) 0.3) 47619.04761904762)", 8_000),
+    ] {
+        let program = parse(program, Weights::Live).unwrap();
+        let found = optimize(&program, &Options::default()).unwrap();
+        assert!(found.size.0 < most, "{:?}", found.size);
+    }
+}
+
 /// Whether saturation finds that the two items of a tuple are equal.
 fn equal(tuple: &str) -> bool {
     let program = parse(tuple, Weights::Frozen).unwrap_or_else(|e| panic!("{tuple}: {e}"));

@@ -16,9 +16,6 @@ use crate::ops::OpId;
 use crate::sexp::{Pos, Sexp, parse_one};
 use crate::ty::Ty;
 
-/// Places at which a rule may match in one round.
-const MOST_MATCHES: usize = 200_000;
-
 /// Where a function or guard takes an operand from.
 #[derive(Debug, Clone)]
 enum Source {
@@ -89,9 +86,9 @@ impl Rewrite {
         &self.left.ast
     }
 
-    /// Where it matches, at so many places at most: a rule that feeds on itself would take all memory.
-    pub fn search(&self, egraph: &EGraph) -> Vec<SearchMatches<'_, Node>> {
-        self.left.search_with_limit(egraph, MOST_MATCHES)
+    /// Where it matches, at so many places at most.
+    pub fn search(&self, egraph: &EGraph, most: usize) -> Vec<SearchMatches<'_, Node>> {
+        self.left.search_with_limit(egraph, most)
     }
 
     /// Applies it to its matches, until `limit` nodes; returns how many equalities are new.
@@ -111,7 +108,9 @@ impl Rewrite {
                     return fired;
                 }
                 let key = self.key(egraph, found.eclass, subst);
-                if tried.contains(&key) {
+                // A value that is made of itself, such as x of x * 3 / 3, gives nothing new, but numbers that differ
+                // by roundings, without end.
+                if key.2.contains(&key.1) || tried.contains(&key) {
                     continue;
                 }
                 if let Some(new) = self.apply_one(egraph, found.eclass, subst, name) {

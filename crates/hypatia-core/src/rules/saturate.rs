@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::pattern::Tried;
+use rustc_hash::FxHashSet;
+
+use super::pattern::{Rewrite, Tried};
 use super::{Action, Numerics, Phase, Rule, rules};
 use crate::egraph::EGraph;
 
@@ -42,6 +44,9 @@ impl Limits {
     }
 }
 
+/// Places at which a rewrite may match in a round, in a small program.
+const MOST_MATCHES: usize = 20_000;
+
 /// What happened.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
@@ -49,7 +54,7 @@ pub struct Stats {
     pub fired: BTreeMap<&'static str, usize>,
     /// Rounds over all phases.
     pub rounds: usize,
-    /// The node limit stopped the search.
+    /// The node limit stopped the search, or a rule matched too often.
     pub limited: bool,
 }
 
@@ -67,11 +72,30 @@ pub fn saturate(egraph: &mut EGraph, limits: &Limits) -> Stats {
     saturate_with(egraph, limits, &rules().iter().collect::<Vec<_>>())
 }
 
+/// What is known from round to round.
+struct Known {
+    tried: Tried,
+    /// Places at which a rewrite may match in a round.
+    most: usize,
+    /// Rewrites that matched at more: they feed on themselves, and would take all time and memory.
+    wild: FxHashSet<*const Rewrite>,
+}
+
+impl Known {
+    fn new(egraph: &EGraph) -> Known {
+        Known {
+            tried: Tried::default(),
+            most: MOST_MATCHES.max(4 * egraph.total_size()),
+            wild: FxHashSet::default(),
+        }
+    }
+}
+
 /// Grows the e-graph by the given rules.
 pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> Stats {
     let mut stats = Stats::default();
     let start = egraph.total_size();
-    let mut tried = Tried::default();
+    let mut known = Known::new(egraph);
     egraph.rebuild();
     for (phases, rounds, share) in SCHEDULE {
         let limit = start + (limits.nodes as f64 * share) as usize;
@@ -81,7 +105,7 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
             .collect();
         for _ in 0..rounds.unwrap_or(limits.rounds) {
             stats.rounds += 1;
-            let fired = round(egraph, &active, limit, &mut tried, &mut stats);
+            let fired = round(egraph, &active, limit, &mut known, &mut stats);
             egraph.rebuild();
             if egraph.total_size() > limit {
                 stats.limited = true;
@@ -97,11 +121,22 @@ pub fn saturate_with(egraph: &mut EGraph, limits: &Limits, rules: &[&Rule]) -> S
 
 /// One round: all rules search the same e-graph, then all apply. Rebuilding after each rule
 /// would cost more than everything else.
-fn round(egraph: &mut EGraph, rules: &[&&Rule], limit: usize, tried: &mut Tried, stats: &mut Stats) -> usize {
+fn round(egraph: &mut EGraph, rules: &[&&Rule], limit: usize, known: &mut Known, stats: &mut Stats) -> usize {
     let mut found = vec![];
     for rule in rules {
         if let Action::Pattern(rewrites) = &rule.action {
-            found.extend(rewrites.iter().map(|r| (rule.name, r, r.search(egraph))));
+            for rewrite in rewrites {
+                if known.wild.contains(&std::ptr::from_ref(rewrite)) {
+                    continue;
+                }
+                let matches = rewrite.search(egraph, known.most);
+                if matches.iter().map(|m| m.substs.len()).sum::<usize>() >= known.most {
+                    known.wild.insert(rewrite);
+                    stats.limited = true;
+                    continue;
+                }
+                found.push((rule.name, rewrite, matches));
+            }
         }
     }
     let mut total = 0;
@@ -112,7 +147,7 @@ fn round(egraph: &mut EGraph, rules: &[&&Rule], limit: usize, tried: &mut Tried,
         }
     };
     for (name, rewrite, matches) in &found {
-        note(*name, rewrite.apply(egraph, name, limit, matches, tried));
+        note(*name, rewrite.apply(egraph, name, limit, matches, &mut known.tried));
     }
     for rule in rules {
         if let Action::Program(f) = &rule.action {
@@ -128,5 +163,6 @@ fn round(egraph: &mut EGraph, rules: &[&&Rule], limit: usize, tried: &mut Tried,
 /// Applies one rule once; returns how many equalities are new.
 pub fn apply(egraph: &mut EGraph, rule: &Rule, limit: usize) -> usize {
     egraph.rebuild();
-    round(egraph, &[&rule], limit, &mut Tried::default(), &mut Stats::default())
+    let mut known = Known::new(egraph);
+    round(egraph, &[&rule], limit, &mut known, &mut Stats::default())
 }
