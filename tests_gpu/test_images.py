@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from test_plans import _assert_calls_right, _assert_right, _compiled
 from torch import nn
 from torch.nn import functional as F
+
+import hypatia
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -153,6 +156,19 @@ def check_transposed_convolutions() -> str:
                 _assert_right(compiled(value), model, value)
                 count += 1
     return f"{count} calls"
+
+
+def check_transposed_convolutions_as_exact_as_eagers() -> str:
+    """In fp32 where torch's settings allow TF32 and eager's kernels do not use it: the plan stays."""
+    torch.manual_seed(0)
+    for form in (torch.contiguous_format, torch.channels_last):
+        model = Up(1).cuda().eval()
+        x = torch.randn(2, 3, 24, 24, device="cuda").to(memory_format=form)
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=True), warnings.catch_warnings():
+            warnings.simplefilter("error", hypatia.VerificationWarning)
+            compiled = _compiled(model, x)
+            _assert_right(compiled(x), model, x)
+    return "2 nets"
 
 
 def check_patches() -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,32 @@ def test_convolutions_of_plans_follow_torchs_settings() -> None:
         target, given, _ = plans._convolution(args)
         assert target is torch.ops.aten.convolution.default
         assert given == ("image", "kernel", None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_other_convolutions_do_not_use_tf32_where_the_check_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, transposed: bool, biased: bool
+) -> None:
+    """Transposed ones, say, of which torch's own op has no such argument."""
+    image, kernel = torch.randn(2, 4, 5, 6), torch.randn(4, 4, 3, 3)
+    bias = torch.randn(4) if biased else None
+    args = (image, kernel, bias, [2, 1], [1, 0], [1, 1], transposed, [0, 0], 1)
+    target, given, _ = plans._exact_convolution(args)
+    cudnn, name = torch.ops.aten, "cudnn_convolution_transpose" if transposed else "cudnn_convolution"
+    assert target is getattr(cudnn, name).default or target.args == (getattr(cudnn, name).default,)
+    schema = getattr(cudnn, name).default._schema.arguments
+    said = dict(zip([a.name for a in schema], [*given[:2], *given[2 + biased :]], strict=True))
+    assert not said["allow_tf32"]
+
+    def instead(image: torch.Tensor, kernel: torch.Tensor, *how: Any) -> torch.Tensor:
+        given = dict(zip([a.name for a in schema[2:]], how, strict=True))
+        more = given.get("output_padding", [0, 0])
+        rest = (given["stride"], given["padding"], given["dilation"], transposed, more, given["groups"])
+        return torch.ops.aten.convolution.default(image, kernel, None, *rest)
+
+    run = functools.partial(plans._biased, instead) if biased else instead
+    torch.testing.assert_close(run(*given), torch.ops.aten.convolution.default(*args))
 
 
 @pytest.mark.parametrize(("allowed", "tf32"), [(True, True), (True, False), (False, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ TF32 = "TF32 in convolutions"
 
 CONVOLUTION = "aten.cudnn_convolution.default"
 """The call of a convolution that torch has settings for."""
+
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.cudnn_convolution.default)
 
 
 class Program(Protocol):
@@ -94,8 +97,17 @@ class Planner:
     @property
     def may_use_tf32(self) -> bool:
         """Whether some convolution may use TF32; cuDNN chooses, and not alike for all layouts of images."""
-        calls = described(self._first)["calls"]
-        return self.tf32 and cudnn_settings()[-1] and any(c["target"] == CONVOLUTION for c in calls)
+        if not self.tf32 or self.captured.device.type != "cuda" or not cudnn_settings()[-1]:
+            return False
+        return any(self._target(c) in _CONVOLUTIONS for c in described(self._first)["calls"])
+
+    def _target(self, call: TorchCall) -> Callable[..., object]:
+        origin = call["origin"]
+        return resolve(call["target"]) if origin is None else self.captured.nodes[origin].target
+
+    @property
+    def _must_not_use_tf32(self) -> bool:
+        return not self.tf32 and self.captured.device.type == "cuda" and cudnn_settings()[0]
 
     def changes_by(self, message: str) -> bool:
         """Whether an error comes from a step that changes inputs."""
@@ -121,11 +133,15 @@ class Planner:
         if described["origin"] is not None:
             node = self.captured.nodes[described["origin"]]
             target, args, kwargs = torch_calls.captured_call(node, operands)
+            if target is _CONVOLUTIONS[0] and self._must_not_use_tf32 and not kwargs:
+                return _exact_convolution(args)
             return self._in_place[node.name] if described["in_place"] else target, args, kwargs
         target = resolve(described["target"])
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
+        if target is _CONVOLUTIONS[0] and self._must_not_use_tf32 and not kwargs:
+            return _exact_convolution(args)
         if described["onednn"] is not None and _onednn_serves(described["onednn"]):
             return _onednn_convolution(args)
         return target, args, kwargs
@@ -198,6 +214,33 @@ def _convolution(
         rest = (None, stride, padding, dilation, False, [0, 0], groups)
         return aten.convolution.default, (image, kernel, *rest), {}
     return aten.cudnn_convolution.default, (*args[:6], benchmark, deterministic, allowed and tf32), {}
+
+
+def _exact_convolution(
+    args: Sequence[object],
+) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
+    """Any convolution by cuDNN, which may not take TF32 for it."""
+    image, kernel, bias, stride, padding, dilation, transposed, more, groups = args
+    aten = torch.ops.aten
+    target: Callable[..., object] = aten.cudnn_convolution.default
+    how = [padding, stride, dilation, groups]
+    if transposed:
+        target, how = aten.cudnn_convolution_transpose.default, [padding, more, stride, dilation, groups]
+    how += [*cudnn_settings()[1:3], False]
+    if bias is None:
+        return target, (image, kernel, *how), {}
+    return functools.partial(_biased, target), (image, kernel, bias, *how), {}
+
+
+def _biased(
+    target: Callable[..., torch.Tensor],
+    image: torch.Tensor,
+    kernel: torch.Tensor,
+    bias: torch.Tensor,
+    *how: object,
+) -> torch.Tensor:
+    result = target(image, kernel, *how)
+    return result.add_(bias.view(-1, *[1] * (result.dim() - 2)))
 
 
 def _onednn_convolution(
