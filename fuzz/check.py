@@ -329,7 +329,8 @@ class _Session:
 
         def noisy(seed: int, roundings: float) -> list[torch.Tensor]:
             _restore(self.eager, before)
-            with Noise(seed, roundings, loose=loose):
+            attends = self.compiled is not None and self.compiled.attends()
+            with Noise(seed, roundings, loose=loose, attends=attends):
                 return listed(_ran(self.eager, twin(made), self.entry.training))
 
         def wide() -> list[torch.Tensor] | None:

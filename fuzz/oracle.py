@@ -74,9 +74,13 @@ _SUMS = _words(
 class Noise(TorchDispatchMode):
     """Moves what inexact ops read and return by up to so many roundings."""
 
-    def __init__(self, seed: int, roundings: float, *, loose: bool = False) -> None:
-        """With ``loose``, sums need not keep their order: NaN and infinities stand for each other."""
+    def __init__(self, seed: int, roundings: float, *, loose: bool = False, attends: bool = False) -> None:
+        """With ``loose``, sums need not keep their order: NaN and infinities stand for each other.
+        ``attends``: an attention written by hand may be one call."""
         super().__init__()
+        self.attends = attends
+        self._products: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """With the sizes of what they are sums of."""
         self.seed = seed
         self.loose = loose
         self.roundings = roundings
@@ -105,11 +109,16 @@ class Noise(TorchDispatchMode):
             if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
                 result.copy_(self._moved(result))
             return result
+        if name == "_softmax_backward_data" and self.attends:
+            result = self._summed_elsewhere(result, args)
         if name == "native_layer_norm" and math.prod(args[1]) == 1 and self.seed % 2:
             result = (self._of_one_number(result[0], args), *result[1:])
         if isinstance(result, (tuple, list)):
             return type(result)(self._moved(r) if isinstance(r, torch.Tensor) else r for r in result)
-        return self._moved(result) if isinstance(result, torch.Tensor) else result
+        result = self._moved(result) if isinstance(result, torch.Tensor) else result
+        if name in ("mm", "bmm") and self.attends:
+            self._products.append((result, args[0].abs() @ args[1].abs()))
+        return result
 
     def _signed(self, value: torch.Tensor) -> torch.Tensor:
         """Zeros of either sign: a sum of zeros starts at zero or at its first one, as the kernel likes.
@@ -142,6 +151,23 @@ class Noise(TorchDispatchMode):
         which = torch.randint(0, 4, value.shape, generator=dice).to(value.device)
         others = value.new_tensor([math.nan, math.inf, -math.inf, math.nan])
         return torch.where(value.isfinite() | (which == 3), value, others[which])
+
+    def _summed_elsewhere(self, value: torch.Tensor, args: Any) -> torch.Tensor:
+        """A gradient of a softmax takes a sum off each row. Attention sums up its own result instead, with
+        roundings of its own: of a row where one weight is one, nothing is left without them. They are those
+        of the products that the tangents are."""
+        tangent, weights, dim = args[:3]
+        size = tangent.double().abs()
+        for product, terms in self._products:
+            if product.data_ptr() == tangent.data_ptr() and product.numel() == tangent.numel():
+                size = terms.double().reshape(tangent.shape)
+        self.count += 1
+        dice = torch.Generator().manual_seed((self.seed * 100_003 + self.count) % (1 << 62))
+        size = (size * weights.double().abs()).sum(dim, keepdim=True)
+        share = 2 * torch.rand(size.shape, generator=dice, dtype=torch.float64).to(value.device) - 1
+        apart = weights.double() * size * share * torch.finfo(value.dtype).eps * self.roundings
+        moved = (value.double() + apart).to(value.dtype)
+        return torch.where(moved.isfinite(), moved, value)
 
     def _of_one_number(self, value: torch.Tensor, args: Any) -> torch.Tensor:
         """What a norm of rows of one number is without roundings: each is its own mean, and nothing is left.
