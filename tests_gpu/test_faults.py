@@ -121,8 +121,8 @@ def check_a_fault_in_unaligned_rows() -> str:
     found = []
     faults = (
         ("const u32 shift = skips * DEEP;", "const u32 shift = (skips ^ 1) * DEEP;"),
-        ("(c / 8 ^ r % 8) * 16 + c % 8 * 2", "(c / 8 ^ r % 8) * 16 + c % 7 * 2"),
-        ("(2 * i + lane / 16) ^ r % 8", "(2 * i + lane / 16) ^ r % 4"),
+        ("by_hand(i / UNIT, ends + i % UNIT)", "by_hand(i / UNIT, ends + i % 7)"),
+        ("place(row, 2 * i + lane / 16)", "place(row, 2 * i + lane / 16) % 8176"),
         # Not to begin the sums in two steps: what nothing reads are registers that the compiler uses while
         # tensor cores still write them.
         ("step + i > 0", "step > 0"),
