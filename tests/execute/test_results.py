@@ -446,6 +446,27 @@ def test_bound_plans_say_why_they_do_not_run() -> None:
         assert bound.refusal(x) == "a weight changed"
 
 
+@pytest.mark.parametrize("parts", ["row", "rows", "product"])
+def test_kernels_of_torch_that_write_as_if_contiguous_are_given_no_other_memory(parts: str) -> None:
+    """Torch's gradient of a log softmax is wrong in memory that lies as its operand does."""
+
+    def gradient(tangents: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        given = torch.bmm(tangents, x).permute(0, 2, 1)
+        found = torch.ops.aten._log_softmax_backward_data(given, out, -1, torch.float32)
+        if parts == "row":
+            return found.reshape(16, 6)
+        return (found - out).reshape(16, 6) if parts == "rows" else found.reshape(16, 6) @ out.reshape(6, 16)
+
+    class Gradient(nn.Module):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return gradient(*args)
+
+    args = (torch.randn(16, 3, 3), torch.randn(16, 3, 2), torch.randn(16, 2, 3).log_softmax(-1))
+    with torch.no_grad():
+        compiled = hypatia.compile(Gradient(), *args, verify="off")
+        torch.testing.assert_close(compiled(*args), gradient(*args))
+
+
 class _Returning(nn.Module):
     """Returns what it changed, or what shares memory in eager alone."""
 

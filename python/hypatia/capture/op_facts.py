@@ -159,6 +159,21 @@ def is_structured(op: OpOverload) -> bool:
     return bool(_torch.has_kernel_for(op.name(), _torch.DispatchKey.CompositeExplicitAutogradNonFunctional))
 
 
+_WRITES_AS_IF_CONTIGUOUS = frozenset(
+    (
+        *("softmax", "log_softmax", "_softmax", "_log_softmax", "_softmax_backward_data"),
+        *("_log_softmax_backward_data", "im2col", "col2im", "avg_pool3d", "gelu", "narrow_copy"),
+        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+    )
+)
+
+
+def writes_as_if_contiguous(target: object) -> bool:
+    """Whether kernels of torch take memory that they are given for contiguous, or lay it out anew."""
+    return name_of(target).removesuffix("_backward") in _WRITES_AS_IF_CONTIGUOUS
+
+
 def stays_whole(op: OpOverload) -> bool:
     """Whether torch.export would leave a composite op as it is. Convolutions whose padding has a name do not
     stay: they are ones with numbers."""

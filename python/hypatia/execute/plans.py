@@ -14,7 +14,7 @@ from .. import _native, _torch
 from .._torch import OpOverload, pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
-from ..capture.op_facts import changes_inputs, in_place_form, is_composite
+from ..capture.op_facts import changes_inputs, in_place_form, is_composite, writes_as_if_contiguous
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..devices import table
 from ..kernels import FusedCall
@@ -101,7 +101,7 @@ class Planner:
             return False
         return any(self._target(c) in _CONVOLUTIONS for c in described(self._first)["calls"])
 
-    def _target(self, call: TorchCall) -> Callable[..., object]:
+    def _target(self, call: TorchCall) -> object:
         origin = call["origin"]
         return resolve(call["target"]) if origin is None else self.captured.nodes[origin].target
 
@@ -119,7 +119,7 @@ class Planner:
         found: list[str | Callable[..., object]] = []
         for each in described:
             target, args, kwargs = self._call(each)
-            into = not (each["is_vector"] and _resizes(target))
+            into = not (each["is_vector"] and _resizes(target)) and not writes_as_if_contiguous(target)
             found.append(torch_calls.call(target, args, kwargs, each["kept"], into=into))
         return found
 
@@ -222,7 +222,7 @@ def _exact_convolution(
     """Any convolution by cuDNN, which may not take TF32 for it."""
     image, kernel, bias, stride, padding, dilation, transposed, more, groups = args
     aten = torch.ops.aten
-    target: Callable[..., object] = aten.cudnn_convolution.default
+    target: Callable[..., torch.Tensor] = aten.cudnn_convolution.default
     how = [padding, stride, dilation, groups]
     if transposed:
         target, how = aten.cudnn_convolution_transpose.default, [padding, more, stride, dilation, groups]
