@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import re
 
 import torch
 from torch import fx
@@ -159,19 +160,16 @@ def is_structured(op: OpOverload) -> bool:
     return bool(_torch.has_kernel_for(op.name(), _torch.DispatchKey.CompositeExplicitAutogradNonFunctional))
 
 
-_WRITES_AS_IF_CONTIGUOUS = frozenset(
-    (
-        *("softmax", "log_softmax", "_softmax", "_log_softmax", "_softmax_backward_data"),
-        *("_log_softmax_backward_data", "im2col", "col2im", "avg_pool3d", "gelu", "narrow_copy"),
-        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
-        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
-    )
+_IGNORES_STRIDES = re.compile(
+    r"(_?(log_)?softmax|_(log_)?softmax_backward_data|(im2col|col2im|avg_pool3d|gelu|narrow_copy)(_backward)?"
+    r"|(reflection|replication)_pad[123]d(_backward)?)"
 )
 
 
-def writes_as_if_contiguous(target: object) -> bool:
-    """Whether kernels of torch take memory that they are given for contiguous, or lay it out anew."""
-    return name_of(target).removesuffix("_backward") in _WRITES_AS_IF_CONTIGUOUS
+def ignores_strides(target: object) -> bool:
+    """Whether torch's kernels of an op write into memory that is not contiguous as if it were, or lay it out
+    anew."""
+    return _IGNORES_STRIDES.fullmatch(name_of(target)) is not None
 
 
 def stays_whole(op: OpOverload) -> bool:

@@ -22,7 +22,7 @@ from .cuda_graph import Room
 from .described import Described, described
 from .folding import folded_bytes
 from .outputs import PlanResults
-from .plans import CONVOLUTION, Planner, cudnn_settings
+from .plans import Planner, cudnn_settings
 from .recorded_plan import Recorded
 from .weight_changes import are_steady
 from .weights_in_use import Bound, Weights
@@ -236,7 +236,7 @@ class Binding:
         more: int = 0,
     ) -> Plan:
         made = self.planner.calls(about["calls"])
-        if any(call["target"] == CONVOLUTION for call in about["calls"]):
+        if self.planner.asks_cudnn(about["calls"]):
             self._cudnn = cudnn_settings()
         most = self.planner.most
         room = None if most is None else max(0, most - folded_bytes(self.gm) - self._turned)

@@ -14,7 +14,7 @@ from .. import _native, _torch
 from .._torch import OpOverload, pytree
 from ..capture import graph_layouts
 from ..capture.arguments import Arg
-from ..capture.op_facts import changes_inputs, in_place_form, is_composite, writes_as_if_contiguous
+from ..capture.op_facts import changes_inputs, ignores_strides, in_place_form, is_composite
 from ..capture.records import Captured, by_schema, resolve, value_of
 from ..devices import table
 from ..kernels import FusedCall
@@ -26,9 +26,6 @@ KERNEL = "native plan"
 TF32 = "TF32 in convolutions"
 """The name under which a plan can be left out of a compilation."""
 
-
-CONVOLUTION = "aten.cudnn_convolution.default"
-"""The call of a convolution that torch has settings for."""
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.cudnn_convolution.default)
 
@@ -97,17 +94,15 @@ class Planner:
     @property
     def may_use_tf32(self) -> bool:
         """Whether some convolution may use TF32; cuDNN chooses, and not alike for all layouts of images."""
-        if not self.tf32 or self.captured.device.type != "cuda" or not cudnn_settings()[-1]:
+        return self.tf32 and cudnn_settings()[-1] and self.asks_cudnn(described(self._first)["calls"])
+
+    def asks_cudnn(self, calls: Sequence[TorchCall]) -> bool:
+        """Whether some call depends on torch's settings for cuDNN."""
+        if self.captured.device.type != "cuda":
             return False
-        return any(self._target(c) in _CONVOLUTIONS for c in described(self._first)["calls"])
-
-    def _target(self, call: TorchCall) -> object:
-        origin = call["origin"]
-        return resolve(call["target"]) if origin is None else self.captured.nodes[origin].target
-
-    @property
-    def _must_not_use_tf32(self) -> bool:
-        return not self.tf32 and self.captured.device.type == "cuda" and cudnn_settings()[0]
+        nodes = self.captured.nodes
+        targets = (resolve(c["target"]) if c["origin"] is None else nodes[c["origin"]].target for c in calls)
+        return any(target in _CONVOLUTIONS for target in targets)
 
     def changes_by(self, message: str) -> bool:
         """Whether an error comes from a step that changes inputs."""
@@ -119,7 +114,7 @@ class Planner:
         found: list[str | Callable[..., object]] = []
         for each in described:
             target, args, kwargs = self._call(each)
-            into = not (each["is_vector"] and _resizes(target)) and not writes_as_if_contiguous(target)
+            into = not (each["is_vector"] and _resizes(target)) and not ignores_strides(target)
             found.append(torch_calls.call(target, args, kwargs, each["kept"], into=into))
         return found
 
@@ -133,18 +128,23 @@ class Planner:
         if described["origin"] is not None:
             node = self.captured.nodes[described["origin"]]
             target, args, kwargs = torch_calls.captured_call(node, operands)
-            if target is _CONVOLUTIONS[0] and self._must_not_use_tf32 and not kwargs:
+            if self._must_be_exact(target) and not kwargs:
                 return _exact_convolution(args)
             return self._in_place[node.name] if described["in_place"] else target, args, kwargs
         target = resolve(described["target"])
         args, kwargs = by_schema(target, [_given(a, operands) for a in described["args"]])
         if target is torch.ops.aten.cudnn_convolution.default:
             return _convolution(args, tf32=self.tf32)
-        if target is _CONVOLUTIONS[0] and self._must_not_use_tf32 and not kwargs:
+        if self._must_be_exact(target):
             return _exact_convolution(args)
         if described["onednn"] is not None and _onednn_serves(described["onednn"]):
             return _onednn_convolution(args)
         return target, args, kwargs
+
+    def _must_be_exact(self, target: object) -> bool:
+        """Whether an op is a convolution that must not use TF32, and cuDNN may compute it."""
+        convolution = target is torch.ops.aten.convolution.default
+        return convolution and not self.tf32 and self.captured.device.type == "cuda" and cudnn_settings()[0]
 
 
 def _has_channels_last(node: fx.Node) -> bool:

@@ -108,8 +108,8 @@ impl Rewrite {
                     return fired;
                 }
                 let key = self.key(egraph, found.eclass, subst);
-                // A value that is made of itself, such as x of x * 3 / 3, gives nothing new, but numbers that differ
-                // by roundings, without end.
+                // A value that is made of itself, such as x in x * 1e-5 / 1e-5, gives nothing new but numbers that
+                // differ by roundings, without end.
                 if key.2.contains(&key.1) || tried.contains(&key) {
                     continue;
                 }
